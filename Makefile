@@ -1,0 +1,55 @@
+# Every task of the project. CI calls the same targets.
+VENV ?= .venv
+PYTHON ?= python3
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+
+.DEFAULT_GOAL := help
+.PHONY: help install serve demo test test-unit test-long check format proto flash-check clean
+
+help:  ## list the targets
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
+
+install: $(STAMP)  ## create .venv and install kvray with its development tools
+
+# The editable install maps packages when it is made, so a new package installs again.
+$(STAMP): pyproject.toml constraints.txt CMakeLists.txt $(shell find cluster router worker -name __init__.py)
+	@echo "installing into $(VENV) (a few minutes the first time)"
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@$(BIN)/python -m pip install -q --constraint constraints.txt --editable ".[dev]"
+	@touch $(STAMP)
+
+serve: install  ## serve the demo model on this machine until Ctrl-C (options: ARGS="--replicas 1")
+	@exec $(BIN)/kvray serve $(ARGS)
+
+demo: install  ## serve, send 16 requests, show what the prefix cache did
+	@exec $(BIN)/python -m cluster.demo
+
+test: install  ## all tests
+	$(BIN)/python -m pytest -q $(ARGS)
+
+test-unit: install  ## the pure code only, in seconds
+	$(BIN)/python -m pytest -q -m "not cluster and not model and not redis and not torch" $(ARGS)
+
+test-long: install  ## long random drivers
+	KVRAY_LONG=1 $(BIN)/python -m pytest -q tests/worker/test_engine_random.py $(ARGS)
+
+check: install  ## lint, types, import rules, generated code
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports --no-logo
+	$(BIN)/python -m pytest -q tests/architecture
+
+format: install  ## format the code
+	$(BIN)/ruff check --fix-only .
+	$(BIN)/ruff format .
+
+proto: install  ## generate the gRPC stubs from proto/
+	$(BIN)/python -m grpc_tools.protoc -I proto --python_out=. --pyi_out=. --grpc_python_out=. proto/cluster/rpc/inference.proto
+
+flash-check: install  ## resolve the flash extra against its own constraints, without installing it
+	$(BIN)/python -m pip install --dry-run --ignore-installed -q --constraint constraints-flash.txt vllm-flash-attn==2.6.2
+
+clean:  ## remove what the targets made here
+	rm -rf $(VENV) build .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -1,0 +1,37 @@
+"""AnswerStream: token deltas of one request turned into text, with the reason why it ended.
+
+Owns: joining the detokeniser, the stop strings and the engine's own finish reason.
+Does not: cancel the engine's request after a stop string; whoever reads the deltas leaves the stream then.
+Invariants: exactly one piece has a finish_reason, and it is the last.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from cluster.core.request import FinishReason, TokenDelta
+from cluster.text_stream import TextStream
+from cluster.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AnswerPiece:
+    text: str
+    token_ids: tuple[int, ...]
+    finish_reason: FinishReason | None
+
+
+class AnswerStream:
+    """`stop`: strings that end the answer."""
+
+    def __init__(self, tokenizer: Tokenizer, stop: tuple[str, ...]) -> None:
+        self._text = TextStream(tokenizer, stop)
+
+    def feed(self, delta: TokenDelta) -> AnswerPiece:
+        piece = self._text.feed(delta.token_ids)
+        text, stopped = piece.text, piece.stopped
+        if delta.finish_reason is not None and not stopped:
+            text += self._text.finish()
+            stopped = self._text.stopped
+        reason = FinishReason.STOP if stopped else delta.finish_reason
+        return AnswerPiece(text=text, token_ids=piece.token_ids, finish_reason=reason)

@@ -1,0 +1,157 @@
+"""The `kvray` command.
+
+Owns: option names and help, building a ClusterConfig from them, and exit codes (0 good, 1 failed, 2 wrong usage).
+Does not: do the work; each command hands over to one module, imported only when it runs.
+Invariants: a KvrayError ends the command with one line on stderr, never with a traceback.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated, Any
+
+import typer
+from pydantic import ValidationError
+
+from cluster.config import ClusterConfig
+from cluster.core.errors import KvrayError
+
+app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False)
+
+Model = Annotated[str, typer.Option(help="demo, a Hugging Face id, or a local directory")]
+Dtype = Annotated[str, typer.Option(help="auto (as stored), float32, bfloat16 or float16")]
+Device = Annotated[str, typer.Option(help="auto, cpu or cuda")]
+KvMemory = Annotated[
+    str | None, typer.Option(help="KV memory per replica, such as 2GiB (default: a share of what is free)")
+]
+MaxModelLen = Annotated[int | None, typer.Option(help="longest prompt + answer, in tokens")]
+MaxNumSeqs = Annotated[int, typer.Option(help="sequences that run at the same time")]
+TokenBudget = Annotated[int, typer.Option(help="tokens per engine step")]
+BlockSize = Annotated[int, typer.Option(help="tokens per KV block")]
+ChunkTokens = Annotated[int, typer.Option(help="tokens per routing chunk, a multiple of the block size")]
+Threads = Annotated[int | None, typer.Option(help="CPU threads per replica (default: cores / replicas)")]
+PrefixCache = Annotated[str, typer.Option(help="radix or off")]
+
+
+@app.callback()
+def _root() -> None:
+    """Serve large language models on a Ray cluster: paged KV pool, radix prefix cache, prefix-aware routing."""
+
+
+@app.command()
+def serve(  # noqa: PLR0913 - one parameter per option
+    model: Model = "demo",
+    served_model_name: Annotated[str | None, typer.Option(help="name that clients use")] = None,
+    replicas: Annotated[int, typer.Option(help="worker replicas")] = 2,
+    host: Annotated[str, typer.Option(help="address to listen on")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="HTTP port")] = 8000,
+    grpc_port: Annotated[int, typer.Option(help="gRPC port")] = 9000,
+    redis_url: Annotated[str | None, typer.Option(help="Redis or Valkey (default: a private server)")] = None,
+    policy: Annotated[str, typer.Option(help="estimated_ttft, least_uncached or round_robin")] = "estimated_ttft",
+    dtype: Dtype = "auto",
+    device: Device = "auto",
+    kv_memory: KvMemory = None,
+    max_model_len: MaxModelLen = None,
+    max_num_seqs: MaxNumSeqs = 64,
+    token_budget: TokenBudget = 2048,
+    block_size: BlockSize = 16,
+    chunk_tokens: ChunkTokens = 64,
+    threads: Threads = None,
+    prefix_cache: PrefixCache = "radix",
+) -> None:
+    """Start a cluster on this machine and serve until Ctrl-C."""
+    config = _config(
+        engine=_engine_options(locals()),
+        index={"redis_url": redis_url},
+        router={"policy": policy},
+        serve={"host": host, "port": port, "grpc_port": grpc_port, "replicas": replicas},
+        served_model_name=served_model_name,
+    )
+    from cluster.serve_command import run_serve
+
+    _run(run_serve, config)
+
+
+@app.command()
+def generate(  # noqa: PLR0913 - one parameter per option
+    prompt: Annotated[str, typer.Argument(help="the prompt; - reads it from standard input")],
+    model: Model = "demo",
+    chat: Annotated[bool, typer.Option(help="treat the prompt as a user message and apply the chat template")] = True,
+    max_tokens: Annotated[int, typer.Option(help="longest answer, in tokens")] = 256,
+    temperature: Annotated[float, typer.Option(help="0 is greedy")] = 0.0,
+    top_k: Annotated[int, typer.Option(help="0 is off")] = 0,
+    top_p: Annotated[float, typer.Option(help="1 is off")] = 1.0,
+    seed: Annotated[int, typer.Option(help="keys the random stream")] = 0,
+    stop: Annotated[list[str] | None, typer.Option(help="text that ends the answer; may be repeated")] = None,
+    json: Annotated[bool, typer.Option("--json", help="print one JSON object instead of streaming text")] = False,
+    dtype: Dtype = "auto",
+    device: Device = "auto",
+    kv_memory: KvMemory = None,
+    max_model_len: MaxModelLen = None,
+    max_num_seqs: MaxNumSeqs = 64,
+    token_budget: TokenBudget = 2048,
+    block_size: BlockSize = 16,
+    chunk_tokens: ChunkTokens = 64,
+    threads: Threads = None,
+    prefix_cache: PrefixCache = "radix",
+) -> None:
+    """Answer one prompt with the engine in this process, without Ray and Redis."""
+    config = _config(engine=_engine_options(locals()))
+    sampling = {
+        "max_tokens": max_tokens,
+        "temperature": temperature,
+        "top_k": top_k,
+        "top_p": top_p,
+        "seed": seed,
+        "stop": tuple(stop or ()),
+    }
+    from cluster.generate_command import run_generate
+
+    _run(run_generate, config.engine, sys.stdin.read() if prompt == "-" else prompt, sampling, chat=chat, as_json=json)
+
+
+@app.command()
+def status(
+    address: Annotated[str, typer.Option(help="gRPC address of a running cluster")] = "127.0.0.1:9000",
+) -> None:
+    """Show the replicas of a running cluster: blocks, hit rate, work."""
+    from cluster.status_command import run_status
+
+    _run(run_status, address)
+
+
+_ENGINE_OPTIONS = ("model", "dtype", "device", "max_model_len", "max_num_seqs", "token_budget", "threads")
+_CACHE_OPTIONS = ("kv_memory", "block_size", "chunk_tokens", "prefix_cache")
+
+
+def _engine_options(values: dict[str, Any]) -> dict[str, Any]:
+    engine = {name: values[name] for name in _ENGINE_OPTIONS}
+    engine["cache"] = {name: values[name] for name in _CACHE_OPTIONS}
+    return engine
+
+
+def _config(**parts: Any) -> ClusterConfig:
+    try:
+        return ClusterConfig.model_validate(parts)
+    except ValidationError as error:
+        for problem in error.errors():
+            option = "--" + str(problem["loc"][-1]).replace("_", "-") if problem["loc"] else "options"
+            typer.echo(f"kvray: {option}: {problem['msg']}", err=True)
+        raise typer.Exit(2) from None
+
+
+def _run(command: Any, *args: Any, **options: Any) -> None:
+    try:
+        code = command(*args, **options)
+    except KvrayError as error:
+        typer.echo(f"kvray: {error.message}", err=True)
+        raise typer.Exit(1) from None
+    raise typer.Exit(code or 0)
+
+
+def main() -> None:
+    app()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,126 @@
+"""The configuration tree: one pydantic model per part, unknown keys rejected, every default in one place.
+
+Owns: names, types, bounds and defaults of all options, and parsing of sizes ("2GiB").
+Does not: read the environment or files by itself; `cluster.cli` builds it, processes receive narrow parts.
+Invariants: a built config is valid; it survives `model_dump()` -> `model_validate()` unchanged.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import PurePath
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+
+_UNITS = {"": 1, "b": 1}
+for _power, _letter in enumerate("kmgt", start=1):
+    _UNITS[f"{_letter}b"] = 1000**_power
+    _UNITS[f"{_letter}ib"] = _UNITS[_letter] = 1024**_power
+
+
+def parse_bytes(value: object) -> int:
+    """`2GiB`, `512MB`, `1.5g` or a plain number -> bytes. ValueError when it is none of these."""
+    if isinstance(value, int) and not isinstance(value, bool):
+        return value
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([a-zA-Z]*)\s*", str(value))
+    if match is None or match[2].lower() not in _UNITS:
+        raise ValueError(f"{value!r} is not a size; write for example 2GiB, 512MB or a number of bytes")
+    return int(float(match[1]) * _UNITS[match[2].lower()])
+
+
+Bytes = Annotated[int, BeforeValidator(parse_bytes), Field(gt=0)]
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class CacheConfig(_Part):
+    """KV memory of one replica. `kv_memory` None means a share of the free memory."""
+
+    block_size: int = Field(16, ge=1, le=1024)
+    chunk_tokens: int = Field(64, ge=1, le=65536)
+    kv_memory: Bytes | None = None
+    memory_share: float = Field(0.25, gt=0.0, le=0.95)
+    prefix_cache: Literal["radix", "off"] = "radix"
+
+    @model_validator(mode="after")
+    def _whole_blocks(self) -> CacheConfig:
+        if self.chunk_tokens % self.block_size:
+            raise ValueError(f"chunk_tokens ({self.chunk_tokens}) must be a multiple of block_size ({self.block_size})")
+        return self
+
+
+class EngineConfig(_Part):
+    """One engine: model, memory and the limits of a step."""
+
+    model: str = "demo"
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    max_model_len: int | None = Field(None, ge=1)
+    max_num_seqs: int = Field(64, ge=1)
+    token_budget: int = Field(2048, ge=1)
+    max_queue: int = Field(1024, ge=1)
+    threads: int | None = Field(None, ge=1)
+    world_size: Literal[1] = 1
+    check_invariants: bool = False
+    cache: CacheConfig = CacheConfig()
+
+
+class IndexConfig(_Part):
+    """The Redis-fed index. `redis_url` None means: start a private server."""
+
+    redis_url: str | None = None
+    key_prefix: str = Field("kvray", pattern=r"^[A-Za-z0-9_.-]{1,64}$")
+    heartbeat_s: float = Field(0.5, gt=0)
+    heartbeat_ttl_s: float = Field(3.0, gt=0)
+    publish_interval_s: float = Field(0.05, ge=0)
+    stream_max_entries: int = Field(100_000, ge=1000)
+    timeout_s: float = Field(2.0, gt=0)
+
+    @model_validator(mode="after")
+    def _ttl_outlives_heartbeats(self) -> IndexConfig:
+        if self.heartbeat_ttl_s < 2 * self.heartbeat_s:
+            raise ValueError("heartbeat_ttl_s must be at least twice heartbeat_s")
+        return self
+
+
+class RouterConfig(_Part):
+    policy: Literal["estimated_ttft", "least_uncached", "round_robin"] = "estimated_ttft"
+    replicas: int = Field(1, ge=1)
+    default_prefill_tokens_per_s: float = Field(1000.0, gt=0)
+    near_tie: float = Field(0.05, ge=0, le=1)
+
+
+class ServeConfig(_Part):
+    """Where the cluster listens and how many replicas it runs."""
+
+    host: str = "127.0.0.1"
+    port: int = Field(8000, ge=0, le=65535)
+    grpc_port: int = Field(9000, ge=0, le=65535)
+    replicas: int = Field(2, ge=1)
+    name: str = "kvray"
+    cpus_per_replica: float = Field(0.5, ge=0)
+    gpus_per_replica: float = Field(0, ge=0)
+    drain_s: float = Field(0.0, ge=0)
+
+
+class ClusterConfig(_Part):
+    """The whole tree. `served_model_name` is the public name; None means the model's own."""
+
+    engine: EngineConfig = EngineConfig()
+    index: IndexConfig = IndexConfig()
+    router: RouterConfig = RouterConfig()
+    serve: ServeConfig = ServeConfig()
+    served_model_name: str | None = Field(None, min_length=1)
+
+    @property
+    def public_name(self) -> str:
+        """The model name clients use."""
+        if self.served_model_name is not None:
+            return self.served_model_name
+        if self.engine.model == "demo":
+            return "SmolLM2-135M-Instruct"
+        path = PurePath(self.engine.model)
+        return path.name if path.is_absolute() or self.engine.model.startswith((".", "~")) else self.engine.model

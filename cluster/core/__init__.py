@@ -1,0 +1,1 @@
+"""The pure vocabulary of kvray: standard library only."""

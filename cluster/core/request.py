@@ -1,0 +1,95 @@
+"""What travels between the front door and an engine: a request in, token deltas out.
+
+Owns: GenerationRequest, TokenDelta, FinishReason and their wire forms (plain dicts and lists).
+Does not: carry text; a worker sees token ids only.
+Invariants: prompt_token_ids is never empty; exactly one delta of a request has a finish_reason or an error.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+from cluster.core import errors
+from cluster.core.sampling import SamplingParams
+
+
+class FinishReason(StrEnum):
+    STOP = "stop"
+    LENGTH = "length"
+    CANCELLED = "cancelled"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GenerationRequest:
+    """One prompt for one engine.
+
+    request_id: unique among live requests.  router_id: whose ledger booked it (heartbeats report per router).
+    cache_salt: requests share KV only with requests of the same salt.
+    """
+
+    request_id: str
+    prompt_token_ids: tuple[int, ...]
+    sampling: SamplingParams
+    router_id: str = ""
+    cache_salt: str = ""
+
+    def __post_init__(self) -> None:
+        if not self.prompt_token_ids:
+            raise errors.InvalidRequest("prompt", "the prompt is empty: it has no tokens")
+
+    def to_wire(self) -> dict[str, Any]:
+        return {
+            "request_id": self.request_id,
+            "prompt_token_ids": list(self.prompt_token_ids),
+            "sampling": self.sampling.to_wire(),
+            "router_id": self.router_id,
+            "cache_salt": self.cache_salt,
+        }
+
+    @classmethod
+    def from_wire(cls, wire: dict[str, Any]) -> GenerationRequest:
+        return cls(
+            request_id=wire["request_id"],
+            prompt_token_ids=tuple(wire["prompt_token_ids"]),
+            sampling=SamplingParams.from_wire(wire["sampling"]),
+            router_id=wire["router_id"],
+            cache_salt=wire["cache_salt"],
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenDelta:
+    """What one engine step produced for one request.
+
+    token_ids: new tokens, in order (may be empty on the last delta).
+    cached_tokens: prompt tokens taken from the cache; set on the first delta, None later.
+    finish_reason: set on the last delta.  error: set instead when the request failed.
+    """
+
+    request_id: str
+    token_ids: tuple[int, ...] = ()
+    cached_tokens: int | None = None
+    finish_reason: FinishReason | None = None
+    error: errors.KvrayError | None = None
+
+    @property
+    def last(self) -> bool:
+        return self.finish_reason is not None or self.error is not None
+
+    def to_wire(self) -> list[Any]:
+        error = None if self.error is None else self.error.to_wire()
+        reason = None if self.finish_reason is None else str(self.finish_reason)
+        return [self.request_id, list(self.token_ids), self.cached_tokens, reason, error]
+
+    @classmethod
+    def from_wire(cls, wire: list[Any]) -> TokenDelta:
+        request_id, token_ids, cached_tokens, reason, error = wire
+        return cls(
+            request_id=request_id,
+            token_ids=tuple(token_ids),
+            cached_tokens=cached_tokens,
+            finish_reason=None if reason is None else FinishReason(reason),
+            error=None if error is None else errors.from_wire(error),
+        )

@@ -1,0 +1,87 @@
+"""SamplingParams: how the next token is chosen and when a request ends.
+
+Owns: the values and their validation; every wrong value raises `InvalidRequest` naming its field.
+Does not: sample (worker.sampler) or look for stop strings (cluster.text_stream).
+Invariants: an instance is always valid; `temperature == 0` means greedy.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict, dataclass, fields
+from typing import Any
+
+from cluster.core.errors import InvalidRequest
+
+MAX_STOP_STRINGS = 16
+MAX_STOP_LENGTH = 1024
+MAX_SEED = 2**63 - 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplingParams:
+    """Validated sampling parameters.
+
+    temperature: >= 0; 0 is greedy.  top_k: 0 means off.  top_p: in (0, 1].
+    seed: keys the random stream together with the token position.
+    max_tokens: >= 1 new tokens, or None for "as many as the model length allows".
+    stop: strings that end the text (never returned).  stop_token_ids: ids that end it.
+    ignore_eos: do not end at the model's end-of-sequence tokens.
+    """
+
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    seed: int = 0
+    max_tokens: int | None = None
+    stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+
+    def __post_init__(self) -> None:
+        _number("temperature", self.temperature, low=0.0, high=100.0)
+        _number("top_p", self.top_p, low=0.0, high=1.0)
+        if self.top_p == 0.0:
+            raise InvalidRequest("top_p", "top_p must be in (0, 1], not 0")
+        _integer("top_k", self.top_k, low=0, high=2**31 - 1)
+        _integer("seed", self.seed, low=-(2**63), high=MAX_SEED)
+        if self.max_tokens is not None:
+            _integer("max_tokens", self.max_tokens, low=1, high=2**31 - 1)
+        if len(self.stop) > MAX_STOP_STRINGS:
+            raise InvalidRequest("stop", f"stop has {len(self.stop)} strings, at most {MAX_STOP_STRINGS} are allowed")
+        for text in self.stop:
+            if not isinstance(text, str) or not 1 <= len(text) <= MAX_STOP_LENGTH:
+                raise InvalidRequest("stop", f"each stop string must have 1 to {MAX_STOP_LENGTH} characters")
+        if len(self.stop_token_ids) > 256:
+            raise InvalidRequest("stop_token_ids", "at most 256 stop_token_ids are allowed")
+        for token in self.stop_token_ids:
+            _integer("stop_token_ids", token, low=0, high=2**31 - 1)
+        if not isinstance(self.ignore_eos, bool):
+            raise InvalidRequest("ignore_eos", "ignore_eos must be true or false")
+
+    @property
+    def greedy(self) -> bool:
+        return self.temperature == 0.0
+
+    def to_wire(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_wire(cls, wire: dict[str, Any]) -> SamplingParams:
+        known = {f.name for f in fields(cls)}
+        values: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in wire.items() if k in known}
+        return cls(**values)
+
+
+def _number(field: str, value: object, *, low: float, high: float) -> None:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        raise InvalidRequest(field, f"{field} must be a finite number")
+    if not low <= value <= high:
+        raise InvalidRequest(field, f"{field} must be between {low:g} and {high:g}, not {value:g}")
+
+
+def _integer(field: str, value: object, *, low: int, high: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise InvalidRequest(field, f"{field} must be an integer")
+    if not low <= value <= high:
+        raise InvalidRequest(field, f"{field} must be between {low} and {high}, not {value}")

@@ -1,0 +1,1 @@
+"""Who holds which chunk: the in-process index and its Redis feed."""

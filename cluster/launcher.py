@@ -1,0 +1,151 @@
+"""LocalCluster: everything `kvray serve` starts on one machine, and the end of all of it.
+
+Order up: private Redis (if none is configured), Ray, Serve with its proxy, the application. Down in reverse.
+
+Owns: the life of these processes and a private scratch folder.
+Does not: resolve models or print (cluster.serve_command), or define deployments (cluster.app).
+Invariants: `stop` ends everything `start` began, in whatever state it is, and may be called twice; only processes
+started here are touched.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import shutil
+import sys
+import tempfile
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from cluster.config import ClusterConfig
+from cluster.core.errors import ConfigError
+from cluster.core.replica import ReplicaInfo
+from cluster.index.private_server import PrivateRedis
+from cluster.index.redis_reader import RedisReader
+from cluster.ray_environment import apply_environment, ray_environment
+
+logger = logging.getLogger(__name__)
+
+
+class LocalCluster:
+    """`on_phase` hears what is being started. `ray_temp_dir`: Ray's folder, a short path (socket names are limited)."""
+
+    def __init__(self, config: ClusterConfig, ray_temp_dir: str | None = None) -> None:
+        self.config = config
+        self._ray_temp_dir = ray_temp_dir
+        self._redis: PrivateRedis | None = None
+        self._scratch: Path | None = None
+        self._ray_started = False
+
+    @property
+    def http_url(self) -> str:
+        return f"http://{self.config.serve.host}:{self.config.serve.port}"
+
+    @property
+    def grpc_address(self) -> str:
+        return f"{self.config.serve.host}:{self.config.serve.grpc_port}"
+
+    def start(self, on_phase: Callable[[str], None] = lambda phase: None, timeout_s: float = 300.0) -> None:
+        """Blocks until the front door answers ready. ConfigError says what could not start."""
+        self._scratch = Path(tempfile.mkdtemp(prefix="kvray-"))
+        if self.config.index.redis_url is None:
+            on_phase("starting a private Redis")
+            self._redis = PrivateRedis().start()
+            index = self.config.index.model_copy(update={"redis_url": self._redis.url})
+            self.config = self.config.model_copy(update={"index": index})
+        on_phase("starting Ray")
+        apply_environment(ray_environment(self._scratch, self.config.serve.drain_s))
+        self._start_ray()
+        on_phase("starting Serve and its proxy")
+        self._start_serve()
+        on_phase(f"loading {self.config.serve.replicas} replicas")
+        self._run_app()
+        self._wait_ready(timeout_s)
+
+    def stop(self) -> None:
+        if self._ray_started:
+            import ray
+            from ray import serve
+
+            try:
+                serve.shutdown()
+            finally:
+                ray.shutdown()
+                self._ray_started = False
+        if self._redis is not None:
+            self._redis.stop()
+            self._redis = None
+        if self._scratch is not None:
+            shutil.rmtree(self._scratch, ignore_errors=True)
+            self._scratch = None
+
+    def replicas(self) -> list[ReplicaInfo]:
+        """What the registered replicas say of themselves."""
+
+        async def read() -> list[ReplicaInfo]:
+            assert self.config.index.redis_url is not None
+            reader = RedisReader.open(self.config.index, self.config.index.redis_url, self.config.public_name)
+            try:
+                return [r.info for r in (await reader.workers()).values()]
+            finally:
+                await reader.close()
+
+        return asyncio.run(read())
+
+    def _start_ray(self) -> None:
+        import ray
+
+        options: dict[str, Any] = {"_node_ip_address": "127.0.0.2"} if sys.platform == "linux" else {}
+        if self._ray_temp_dir is not None:
+            options["_temp_dir"] = self._ray_temp_dir
+        ray.init(
+            address="local",
+            log_to_driver=True,
+            include_dashboard=False,
+            object_store_memory=200 * 2**20,
+            logging_level=logging.WARNING,
+            **options,
+        )
+        self._ray_started = True
+
+    def _start_serve(self) -> None:
+        from ray import serve
+
+        from cluster.app import GRPC_SERVICERS
+
+        logging.getLogger("ray.serve").setLevel(logging.WARNING)
+        serve.start(
+            http_options={"host": self.config.serve.host, "port": self.config.serve.port},
+            grpc_options={
+                "port": self.config.serve.grpc_port,
+                "grpc_servicer_functions": list(GRPC_SERVICERS),
+                "request_timeout_s": None,
+                "enable_reflection": True,
+            },
+        )
+
+    def _run_app(self) -> None:
+        from ray import serve
+
+        from cluster.app import build_app
+
+        try:
+            serve.run(build_app(self.config), name=self.config.serve.name, route_prefix="/")
+        except RuntimeError as error:
+            raise ConfigError(f"the application did not start: {error}") from error
+
+    def _wait_ready(self, timeout_s: float) -> None:
+        deadline = time.monotonic() + timeout_s
+        while time.monotonic() < deadline:
+            try:
+                with urllib.request.urlopen(f"{self.http_url}/health", timeout=5) as reply:
+                    if reply.status == 200:
+                        return
+            except (urllib.error.URLError, OSError):
+                time.sleep(0.2)
+        raise ConfigError(f"{self.http_url} did not become ready in {timeout_s:.0f} s")

@@ -1,0 +1,93 @@
+"""`kvray serve`: resolve the model, start the cluster, say how to use it, wait for Ctrl-C, stop everything.
+
+Owns: what the user sees and the process's signals.
+Does not: start processes itself (cluster.launcher).
+Invariants: SIGINT and SIGTERM end it the same way; whatever was started is stopped, also after a failed start.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from types import FrameType
+
+from rich.console import Console
+
+from cluster.config import ClusterConfig
+from cluster.core.replica import ReplicaInfo
+from cluster.launcher import LocalCluster
+from cluster.progress import resolve_with_progress
+from worker.kv_sizing import KvPlan, account_text
+
+
+class _Interrupted(Exception):
+    """A signal arrived while something was starting."""
+
+
+def run_serve(config: ClusterConfig) -> int:
+    console = Console(stderr=True)
+    stop = threading.Event()
+    starting = True
+
+    def on_signal(number: int, frame: FrameType | None) -> None:
+        first = not stop.is_set()
+        stop.set()
+        if starting and first:
+            raise _Interrupted
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, on_signal)
+    cluster = LocalCluster(with_threads(config))
+    try:
+        resolve_with_progress(config.engine.model, console)
+        with console.status("starting") as line:
+            cluster.start(lambda phase: line.update(phase))
+        starting = False
+        _welcome(console, cluster)
+        stop.wait()
+    except _Interrupted:
+        pass
+    finally:
+        starting = False
+        console.print("stopping (a few seconds)")
+        cluster.stop()
+    console.print("stopped")
+    return 0
+
+
+def with_threads(config: ClusterConfig) -> ClusterConfig:
+    """Share the cores between the replicas unless the user said otherwise."""
+    if config.engine.threads is not None:
+        return config
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    engine = config.engine.model_copy(update={"threads": max(1, cores // config.serve.replicas)})
+    return config.model_copy(update={"engine": engine})
+
+
+def _welcome(console: Console, cluster: LocalCluster) -> None:
+    name, config = cluster.config.public_name, cluster.config
+    replicas = cluster.replicas()
+    console.rule(f"{name}: {len(replicas)} replicas")
+    if replicas:
+        console.print("KV account of each replica")
+        console.print(account_of(replicas[0]), highlight=False)
+    console.print(f"HTTP  {cluster.http_url}/v1      gRPC  {cluster.grpc_address}      Redis  {config.index.redis_url}")
+    console.print("\nTry it:")
+    body = f'{{"model": "{name}", "messages": [{{"role": "user", "content": "What is the capital of France?"}}]}}'
+    for command in (
+        f"curl -s {cluster.http_url}/v1/chat/completions -H 'Content-Type: application/json' -d '{body}'",
+        f".venv/bin/python examples/grpc_client.py --address {cluster.grpc_address} 'Tell me about the sea.'",
+    ):
+        console.print(f"  {command}", highlight=False, soft_wrap=True, markup=False)
+    console.print("\nCtrl-C stops everything.")
+
+
+def account_of(info: ReplicaInfo) -> str:
+    plan = KvPlan(
+        num_blocks=info.num_blocks,
+        block_size=info.block_size,
+        max_model_len=info.max_model_len,
+        bytes_per_token=info.kv_bytes_per_token,
+    )
+    return account_text(plan, weight_bytes=info.weight_bytes, weights_dtype=info.dtype)

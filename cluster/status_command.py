@@ -1,0 +1,36 @@
+"""`kvray status`: one table from kvray.v1.Cache.Status.
+
+Owns: the table.  Does not: know more than the RPC says.
+Invariants: an unreachable cluster is one line and exit code 1.
+"""
+
+from __future__ import annotations
+
+import grpc
+from rich.console import Console
+from rich.table import Table
+
+from cluster.core.errors import ReplicaLost
+from cluster.rpc import inference_pb2, inference_pb2_grpc
+
+
+def run_status(address: str) -> int:
+    with grpc.insecure_channel(address) as channel:
+        try:
+            reply = inference_pb2_grpc.CacheStub(channel).Status(inference_pb2.StatusRequest(), timeout=10)
+        except grpc.RpcError as error:
+            raise ReplicaLost(f"no cluster answers at {address}: {error.details()}") from None
+    table = Table(title=", ".join(reply.models))
+    for heading in ("replica", "free", "cached", "in use", "running", "waiting", "hit rate", "tokens out", "preempted"):
+        table.add_column(heading, justify="left" if heading == "replica" else "right")
+    for row in reply.replicas:
+        hit_rate = f"{100 * row.hit_tokens / row.query_tokens:.1f} %" if row.query_tokens else "-"
+        table.add_row(
+            row.worker_id,
+            *(str(n) for n in (row.free_blocks, row.cached_blocks, row.in_use_blocks, row.running, row.waiting)),
+            hit_rate,
+            str(row.generated_tokens),
+            str(row.preemptions),
+        )
+    Console().print(table)
+    return 0

@@ -1,0 +1,1 @@
+"""The front door: HTTP and gRPC, tokenising, hashing, and choosing a replica."""

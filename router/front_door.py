@@ -1,0 +1,217 @@
+"""FrontDoor: the one code path behind every generate endpoint, gRPC or HTTP, streaming or not.
+
+validate -> tokenise and hash once, off the event loop -> dispatch token ids -> turn deltas back into text, and
+route again when a replica refuses or dies before the first token.
+
+Owns: validation against the model, seeds, deadlines, stop strings, usage counts, re-routing, the ledger's
+prefill_done and release.
+Does not: know HTTP or protobuf (router.http_api, router.grpc_api), Ray (Dispatcher) or choose replicas.
+Invariants: tokens reach the client once; a booking is always released; an early exit cancels the request.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+import uuid
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from cluster.answer import AnswerStream
+from cluster.core.errors import DeadlineExceeded, InvalidRequest, ModelNotFound, Overloaded, ReplicaLost, RequestTooLong
+from cluster.core.hashing import RouteScheme, hash_prompt, root_hash
+from cluster.core.replica import WorkerId
+from cluster.core.request import GenerationRequest, TokenDelta
+from cluster.core.sampling import SamplingParams
+from cluster.tokenizer import Tokenizer
+from router.generation import GenerationCall, GenerationEvent, Usage
+from router.route_ledger import RouteLedger
+from router.routing_state import RouteHint
+
+MAX_ATTEMPTS = 3
+
+
+class Dispatcher(Protocol):
+    def dispatch(
+        self, request: GenerationRequest, hint: RouteHint
+    ) -> AsyncGenerator[tuple[WorkerId, TokenDelta], None]:
+        """Send to a replica and stream its deltas. Raises the replica's typed error, or ReplicaLost when it died;
+        both carry details["worker_id"] when the replica is known."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Prepared:
+    request: GenerationRequest
+    hint: RouteHint
+
+
+class FrontDoor:
+    """`max_model_len` is asked per request, because replicas come and go; None skips the check here."""
+
+    def __init__(
+        self,
+        *,
+        model: str,
+        tokenizer: Tokenizer,
+        scheme: RouteScheme,
+        dispatcher: Dispatcher,
+        ledger: RouteLedger,
+        router_id: str,
+        max_model_len: Callable[[], int | None],
+        on_lost: Callable[[WorkerId], None] = lambda worker_id: None,
+        rng: random.Random | None = None,
+    ) -> None:
+        self._model = model
+        self._tokenizer = tokenizer
+        self._scheme = scheme
+        self._dispatcher = dispatcher
+        self._ledger = ledger
+        self._router_id = router_id
+        self._max_model_len = max_model_len
+        self._on_lost = on_lost
+        self._rng = rng or random.Random()
+
+    @property
+    def models(self) -> Sequence[str]:
+        return [self._model]
+
+    async def generate(self, call: GenerationCall) -> AsyncGenerator[GenerationEvent, None]:
+        deadline = None if call.timeout_s is None else time.monotonic() + call.timeout_s
+        if call.model and call.model != self._model:
+            raise ModelNotFound(f"model {call.model!r} is not served here; served: {self._model}", model=call.model)
+        sampling = self._sampling(call.sampling)
+        prepared = await asyncio.to_thread(self._prepare, call, sampling)
+        try:
+            async with (
+                aclosing(self._attempts(prepared)) as deltas,
+                aclosing(self._events(prepared, deltas)) as events,
+            ):
+                while (event := await _next_before(events, deadline, call.timeout_s)) is not None:
+                    yield event
+                    if event.finish_reason is not None:
+                        return
+        finally:
+            self._ledger.release(prepared.request.request_id)
+
+    def _sampling(self, raw: dict[str, Any]) -> SamplingParams:
+        values = {name: value for name, value in raw.items() if value is not None}
+        for name in ("stop", "stop_token_ids"):
+            if name in values:
+                values[name] = tuple(values[name])
+        values.setdefault("seed", self._rng.getrandbits(62))
+        try:
+            return SamplingParams(**values)
+        except TypeError as error:
+            raise InvalidRequest("sampling", f"unknown sampling parameter: {error}") from None
+
+    def _prepare(self, call: GenerationCall, sampling: SamplingParams) -> _Prepared:
+        tokens = self._tokens(call)
+        if not tokens:
+            field = "messages" if call.messages is not None else "prompt"
+            raise InvalidRequest(field, "the prompt is empty: it has no tokens")
+        limit = self._max_model_len()
+        wanted = len(tokens) + (sampling.max_tokens or 1)
+        if limit is not None and wanted > limit:
+            field = "prompt" if len(tokens) >= limit else "max_tokens"
+            raise RequestTooLong(
+                field,
+                f"prompt ({len(tokens)} tokens) + max_tokens ({sampling.max_tokens or 1}) exceeds the limit of "
+                f"{limit} tokens",
+                limit=limit,
+            )
+        request_id = uuid.uuid4().hex
+        root = root_hash(self._scheme.with_salt(call.cache_salt))
+        hashes = hash_prompt(root, tokens, self._scheme.chunk_tokens)
+        return _Prepared(
+            request=GenerationRequest(
+                request_id=request_id,
+                prompt_token_ids=tuple(tokens),
+                sampling=sampling,
+                router_id=self._router_id,
+                cache_salt=call.cache_salt,
+            ),
+            hint=RouteHint(request_id=request_id, chunk_hashes=tuple(hashes), prompt_tokens=len(tokens)),
+        )
+
+    def _tokens(self, call: GenerationCall) -> list[int]:
+        if call.token_ids is not None:
+            size = self._tokenizer.vocab_size
+            for token in call.token_ids:
+                if isinstance(token, bool) or not isinstance(token, int) or not 0 <= token < size:
+                    raise InvalidRequest("token_ids", f"token ids must be integers from 0 to {size - 1}")
+            return list(call.token_ids)
+        if call.messages is not None:
+            return self._tokenizer.apply_chat_template(call.messages)
+        if call.text is None:
+            raise InvalidRequest("prompt", "a prompt is required: text, token ids or chat messages")
+        return self._tokenizer.encode(call.text)
+
+    async def _attempts(self, prepared: _Prepared) -> AsyncGenerator[tuple[WorkerId, TokenDelta], None]:
+        """Deltas of the first attempt that yields any. Refused and lost attempts move on to another replica."""
+        excluded: frozenset[WorkerId] = frozenset()
+        tokens_out = 0
+        for attempt in range(MAX_ATTEMPTS):
+            hint = RouteHint(
+                request_id=prepared.hint.request_id,
+                chunk_hashes=prepared.hint.chunk_hashes,
+                prompt_tokens=prepared.hint.prompt_tokens,
+                exclude=excluded,
+            )
+            try:
+                async with aclosing(self._dispatcher.dispatch(prepared.request, hint)) as stream:
+                    async for worker_id, delta in stream:
+                        tokens_out += len(delta.token_ids)
+                        yield worker_id, delta
+                return
+            except (ReplicaLost, Overloaded) as error:
+                worker = error.details.get("worker_id")
+                if isinstance(error, ReplicaLost) and worker is not None:
+                    self._on_lost(worker)
+                if tokens_out:
+                    raise ReplicaLost(
+                        f"the replica was lost after {tokens_out} tokens; send the request again", tokens=tokens_out
+                    ) from error
+                final = attempt == MAX_ATTEMPTS - 1 or (isinstance(error, Overloaded) and attempt >= 1)
+                if final:
+                    raise
+                if worker is not None:
+                    excluded |= {worker}
+
+    async def _events(
+        self, prepared: _Prepared, deltas: AsyncIterator[tuple[WorkerId, TokenDelta]]
+    ) -> AsyncGenerator[GenerationEvent, None]:
+        request = prepared.request
+        answer = AnswerStream(self._tokenizer, request.sampling.stop)
+        completion, cached, first = 0, 0, True
+        async for worker_id, delta in deltas:
+            if first:
+                first = False
+                self._ledger.prefill_done(request.request_id)
+            cached = delta.cached_tokens if delta.cached_tokens is not None else cached
+            piece = answer.feed(delta)
+            completion += len(piece.token_ids)
+            yield GenerationEvent(
+                text=piece.text,
+                token_ids=piece.token_ids,
+                usage=Usage(
+                    prompt_tokens=len(request.prompt_token_ids), completion_tokens=completion, cached_tokens=cached
+                ),
+                replica=worker_id,
+                finish_reason=piece.finish_reason,
+            )
+
+
+async def _next_before(
+    events: AsyncIterator[GenerationEvent], deadline: float | None, timeout_s: float | None
+) -> GenerationEvent | None:
+    """The next event, or None at the end; DeadlineExceeded when it does not come in time."""
+    try:
+        if deadline is None:
+            return await anext(events, None)
+        async with asyncio.timeout(deadline - time.monotonic()):
+            return await anext(events, None)
+    except TimeoutError:
+        raise DeadlineExceeded(f"the deadline of {timeout_s:g} s passed") from None

@@ -1,0 +1,81 @@
+"""The front door's transport-free vocabulary: what HTTP and gRPC hand in, and what they get back.
+
+Owns: GenerationCall, GenerationEvent, Usage, the Generator and StatusSource protocols.
+Does not: parse HTTP or protobuf (router.http_api, router.grpc_api) or choose replicas.
+Invariants: exactly one of text, token_ids, messages is the prompt; the last event of a call, and only it, has a
+finish_reason; errors are raised as `KvrayError`, before or between events.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from cluster.core.replica import Epoch, ReplicaInfo, ReplicaLoad, WorkerId
+from cluster.core.request import FinishReason
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GenerationCall:
+    """One request as a client meant it. Sampling fields are raw and validated by the service.
+
+    model: public model name, "" for the only one.  prompt: text | token ids | chat messages (exactly one is set).
+    max_tokens None: the endpoint's default (16 for completions, the rest of the model length for chat and gRPC).
+    timeout_s: client deadline.  sampling: keyword arguments of SamplingParams (seed may be absent: drawn).
+    """
+
+    model: str = ""
+    text: str | None = None
+    token_ids: Sequence[int] | None = None
+    messages: Sequence[dict[str, Any]] | None = None
+    sampling: dict[str, Any] = field(default_factory=dict)
+    cache_salt: str = ""
+    timeout_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Usage:
+    """Token counts of one call. cached_tokens: prompt tokens whose KV was reused."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    cached_tokens: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GenerationEvent:
+    """New text and tokens of a call. `replica` is the worker that produced them."""
+
+    text: str
+    token_ids: tuple[int, ...]
+    usage: Usage
+    replica: WorkerId
+    finish_reason: FinishReason | None = None
+
+
+class Generator(Protocol):
+    """The one code path behind every generate endpoint (implemented by router.front_door)."""
+
+    @property
+    def models(self) -> Sequence[str]: ...
+
+    def generate(self, call: GenerationCall) -> AsyncIterator[GenerationEvent]:
+        """Stream events. Closing the iterator early cancels the request and frees its blocks."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplicaStatus:
+    """One row of Cache.Status. indexed_chunks: chunks this router's index credits to the replica."""
+
+    info: ReplicaInfo
+    epoch: Epoch
+    load: ReplicaLoad
+    indexed_chunks: int
+
+
+class StatusSource(Protocol):
+    def replicas(self) -> Sequence[ReplicaStatus]: ...
+
+    def ready(self) -> bool:
+        """At least one live replica is registered and the index snapshot is in."""

@@ -1,0 +1,144 @@
+"""The gRPC methods: kvray.v1.Inference, kvray.v1.Cache and grpc.health.v1.Health.
+
+Owns: turning calls into `Generator` calls and errors into gRPC status codes.
+Does not: open a port. The ingress deployment delegates to it, and Serve's own server carries it; a plain
+`grpc.aio` server works as well.
+Invariants: every failure sets code and details on the context and raises an error that shows nothing more than
+these; however a stream ends, the generator's events are closed, so that the request is cancelled.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Sequence
+from contextlib import aclosing
+from typing import Protocol, cast, runtime_checkable
+
+import grpc
+from grpc_health.v1 import health_pb2
+
+from cluster.core.errors import KvrayError
+from cluster.rpc import inference_pb2 as pb
+from router import grpc_convert
+from router.generation import GenerationCall, GenerationEvent, Generator, StatusSource
+from router.status import describe
+
+_SERVICES = ("", "kvray.v1.Inference", "kvray.v1.Cache")
+_MAX_REQUEST_ID = 128
+
+
+class RpcContext(Protocol):
+    """What Serve's gRPC context and `grpc.aio.ServicerContext` have in common."""
+
+    def set_code(self, code: grpc.StatusCode) -> None: ...
+    def set_details(self, details: str) -> None: ...
+    def set_trailing_metadata(self, trailing_metadata: list[tuple[str, str]]) -> None: ...
+    def invocation_metadata(self) -> Iterable[tuple[str, str | bytes]] | None: ...
+
+
+@runtime_checkable
+class _KnowsDeadline(Protocol):
+    """Serve hides the client's deadline (it cancels the call when it passes); a real server context has it."""
+
+    def time_remaining(self) -> float | None: ...
+
+
+class GrpcApi:
+    """One front door's gRPC methods. Stateless apart from its collaborators."""
+
+    def __init__(
+        self, generator: Generator, status: StatusSource, models: Sequence[str], *, watch_interval_s: float = 1.0
+    ) -> None:
+        self._generator = generator
+        self._status = status
+        self._models = tuple(models)
+        self._watch_interval_s = watch_interval_s
+
+    async def generate(self, request: pb.GenerateRequest, context: RpcContext) -> AsyncIterator[pb.GenerateChunk]:
+        """Inference.Generate."""
+        request_id = _request_id(context)
+        try:
+            async with aclosing(self._events(request, context)) as events:
+                async for event in events:
+                    yield grpc_convert.chunk_from(event, request_id)
+        except Exception as error:
+            raise _failed(context, error) from None
+
+    async def generate_once(self, request: pb.GenerateRequest, context: RpcContext) -> pb.GenerateResponse:
+        """Inference.GenerateOnce."""
+        try:
+            async with aclosing(self._events(request, context)) as events:
+                collected = [event async for event in events]
+            return grpc_convert.response_from(collected, _request_id(context))
+        except Exception as error:
+            raise _failed(context, error) from None
+
+    async def status(self, request: pb.StatusRequest, context: RpcContext) -> pb.StatusResponse:
+        """Cache.Status."""
+        try:
+            return grpc_convert.status_from(self._models, self._status.replicas(), ready=self._status.ready())
+        except Exception as error:
+            raise _failed(context, error) from None
+
+    async def health_check(
+        self, request: health_pb2.HealthCheckRequest, context: RpcContext
+    ) -> health_pb2.HealthCheckResponse:
+        """Health.Check; an unknown service is NOT_FOUND, as the health protocol wants."""
+        if request.service not in _SERVICES:
+            message = "unknown service"
+            context.set_code(grpc.StatusCode.NOT_FOUND)
+            context.set_details(message)
+            raise KvrayError(message)
+        return self._health(request.service)
+
+    async def health_watch(
+        self, request: health_pb2.HealthCheckRequest, context: RpcContext
+    ) -> AsyncIterator[health_pb2.HealthCheckResponse]:
+        """Health.Watch: the state now, then every change."""
+        last: int | None = None
+        while True:
+            reply = self._health(request.service)
+            if reply.status != last:
+                last = reply.status
+                yield reply
+            await asyncio.sleep(self._watch_interval_s)
+
+    async def health_list(
+        self, request: health_pb2.HealthListRequest, context: RpcContext
+    ) -> health_pb2.HealthListResponse:
+        """Health.List."""
+        return health_pb2.HealthListResponse(statuses={name: self._health(name) for name in _SERVICES})
+
+    def _health(self, service: str) -> health_pb2.HealthCheckResponse:
+        kinds = health_pb2.HealthCheckResponse
+        if service not in _SERVICES:
+            return kinds(status=kinds.SERVICE_UNKNOWN)
+        return kinds(status=kinds.SERVING if self._status.ready() else kinds.NOT_SERVING)
+
+    def _events(self, request: pb.GenerateRequest, context: RpcContext) -> AsyncGenerator[GenerationEvent, None]:
+        call: GenerationCall = grpc_convert.call_from(request, _timeout_s(context))
+        return cast("AsyncGenerator[GenerationEvent, None]", self._generator.generate(call))
+
+
+def _timeout_s(context: RpcContext) -> float | None:
+    return context.time_remaining() if isinstance(context, _KnowsDeadline) else None
+
+
+def _request_id(context: RpcContext) -> str:
+    """The client's own id if it sent a usable one, so that it can find the call in its logs."""
+    for key, value in context.invocation_metadata() or ():
+        if key == "request_id" and isinstance(value, str) and 0 < len(value) <= _MAX_REQUEST_ID:
+            return value
+    return uuid.uuid4().hex
+
+
+def _failed(context: RpcContext, error: Exception) -> KvrayError:
+    """Put `error` on the context; the result is to be raised, because Serve counts a call as failed only then."""
+    problem = describe(error)
+    context.set_code(problem.grpc_code)
+    context.set_details(problem.details())
+    headers = problem.headers()
+    if headers:
+        context.set_trailing_metadata(list(headers.items()))
+    return KvrayError(problem.details())

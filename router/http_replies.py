@@ -1,0 +1,91 @@
+"""What the OpenAI endpoints answer: events to JSON objects.
+
+Owns: the reply and chunk shapes of /v1/completions and /v1/chat/completions, and their ids.
+Does not: send them (router.http_api, router.sse).
+Invariants: whole replies and the usage chunk always carry `prompt_tokens_details.cached_tokens`; all chunks of an
+answer have the same id and creation time; a chat stream begins with the assistant's role.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from router.generation import GenerationEvent, Usage
+
+Json = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplyShape:
+    """What differs between the endpoints. opening: the choice of a stream's first chunk, if it has one of its own."""
+
+    id_prefix: str
+    whole_object: str
+    chunk_object: str
+    whole_choice: Callable[[str], Json]
+    chunk_choice: Callable[[str], Json]
+    opening: Json | None = None
+
+
+COMPLETION = ReplyShape(
+    id_prefix="cmpl",
+    whole_object="text_completion",
+    chunk_object="text_completion",
+    whole_choice=lambda text: {"text": text},
+    chunk_choice=lambda text: {"text": text},
+)
+
+CHAT = ReplyShape(
+    id_prefix="chatcmpl",
+    whole_object="chat.completion",
+    chunk_object="chat.completion.chunk",
+    whole_choice=lambda text: {"message": {"role": "assistant", "content": text, "refusal": None}},
+    chunk_choice=lambda text: {"delta": {"content": text} if text else {}},
+    opening={"delta": {"role": "assistant", "content": ""}},
+)
+
+
+class Reply:
+    """The objects of one answer."""
+
+    def __init__(self, shape: ReplyShape, *, model: str, created: int) -> None:
+        self._shape = shape
+        self._head: Json = {"id": f"{shape.id_prefix}-{uuid.uuid4().hex}", "created": created, "model": model}
+
+    def whole(self, events: Sequence[GenerationEvent]) -> Json:
+        """The answer in one object."""
+        choice = self._shape.whole_choice("".join(event.text for event in events))
+        reply = self._object(self._shape.whole_object, [_choice(choice, events[-1].finish_reason)])
+        return reply | {"usage": usage_object(events[-1].usage)}
+
+    def first_chunks(self) -> list[Json]:
+        """What a stream begins with, before any text."""
+        opening = self._shape.opening
+        return [] if opening is None else [self._object(self._shape.chunk_object, [_choice(opening, None)])]
+
+    def chunk(self, event: GenerationEvent) -> Json:
+        choice = _choice(self._shape.chunk_choice(event.text), event.finish_reason)
+        return self._object(self._shape.chunk_object, [choice])
+
+    def usage_chunk(self, usage: Usage) -> Json:
+        """The last chunk of a stream whose client asked for the usage."""
+        return self._object(self._shape.chunk_object, []) | {"usage": usage_object(usage)}
+
+    def _object(self, kind: str, choices: list[Json]) -> Json:
+        return self._head | {"object": kind, "choices": choices}
+
+
+def _choice(content: Json, finish_reason: str | None) -> Json:
+    return {"index": 0, **content, "logprobs": None, "finish_reason": finish_reason}
+
+
+def usage_object(usage: Usage) -> Json:
+    return {
+        "prompt_tokens": usage.prompt_tokens,
+        "completion_tokens": usage.completion_tokens,
+        "total_tokens": usage.prompt_tokens + usage.completion_tokens,
+        "prompt_tokens_details": {"cached_tokens": usage.cached_tokens},
+    }

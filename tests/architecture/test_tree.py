@@ -1,0 +1,104 @@
+"""The rules of the tree that no linter knows: sizes, docstrings, names, light imports, where things may be used."""
+
+from __future__ import annotations
+
+import ast
+import re
+import statistics
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PACKAGES = ("cluster", "router", "worker")
+SOURCES = sorted(path for package in PACKAGES for path in (ROOT / package).rglob("*.py") if "_pb2" not in path.name)
+MODULES = [path for path in SOURCES if path.name != "__init__.py"]
+
+MAX_MEDIAN_LINES = 130
+MAX_LINES = 400
+
+
+def name_of(path: Path) -> str:
+    return str(path.relative_to(ROOT))
+
+
+def lines_of(path: Path) -> int:
+    return len(path.read_text().splitlines())
+
+
+def test_files_stay_small() -> None:
+    sizes = {name_of(path): lines_of(path) for path in MODULES}
+    too_long = {name: size for name, size in sizes.items() if size > MAX_LINES}
+    assert not too_long, f"over the hard limit of {MAX_LINES} lines: {too_long}"
+    assert statistics.median(sizes.values()) <= MAX_MEDIAN_LINES
+
+
+@pytest.mark.parametrize("path", MODULES, ids=name_of)
+def test_module_says_what_it_owns(path: Path) -> None:
+    doc = ast.get_docstring(ast.parse(path.read_text())) or ""
+    for word in ("Owns:", "Does not:", "Invariants:"):
+        assert word in doc, f"{name_of(path)} has no {word!r} in its docstring"
+
+
+def test_every_package_directory_has_an_init_with_a_docstring() -> None:
+    for package in PACKAGES:
+        for directory in {path.parent for path in (ROOT / package).rglob("*.py")}:
+            init = directory / "__init__.py"
+            assert init.exists(), f"{name_of(directory)} is not a regular package"
+            assert ast.get_docstring(ast.parse(init.read_text())), f"{name_of(init)} has no docstring"
+
+
+def test_no_module_hides_a_standard_or_installed_one() -> None:
+    taken = set(sys.stdlib_module_names) | {"redis", "grpc", "triton", "torch", "ray", "proto", "msgpack"}
+    vague = {"utils", "common", "misc", "helpers"}
+    wrong = [name_of(p) for p in MODULES if p.stem in taken | vague]
+    assert not wrong
+
+
+def test_environment_is_read_in_two_places_only() -> None:
+    allowed = {"cluster/ray_environment.py", "cluster/model_source.py"}
+    readers = {name_of(p) for p in MODULES if re.search(r"os\.(environ|getenv)", p.read_text())}
+    assert readers <= allowed
+
+
+def test_hashing_has_one_home() -> None:
+    users = {name_of(p) for p in MODULES if re.search(r"^\s*(import|from) (hashlib|xxhash|mmh3)", p.read_text(), re.M)}
+    assert users == {"cluster/core/hashing.py"}
+
+
+def test_pure_modules_import_in_a_process_without_heavy_libraries() -> None:
+    code = (
+        "import sys\n"
+        "import cluster, cluster.core.request, cluster.core.hashing, router.scoring, worker.engine_assembly\n"
+        "heavy = {'ray', 'torch', 'transformers', 'redis', 'grpc', 'numpy', 'fastapi', 'msgpack'} & set(sys.modules)\n"
+        "assert not heavy, heavy\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT)
+
+
+def test_importing_the_command_loads_no_engine() -> None:
+    code = (
+        "import sys, cluster.cli\n"
+        "heavy = {'ray', 'torch', 'transformers', 'redis', 'grpc'} & set(sys.modules)\n"
+        "assert not heavy, heavy\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT)
+
+
+def test_every_path_that_the_architecture_page_names_exists() -> None:
+    text = (ROOT / "ARCHITECTURE.md").read_text()
+    paths = re.findall(r"`((?:cluster|router|worker|proto|tests|examples|docs|k8s)/[\w./-]+)`", text)
+    assert len(paths) > 20
+    missing = [p for p in paths if not (ROOT / p).exists()]
+    assert not missing
+
+
+def test_no_place_or_host_of_a_development_machine_in_the_tree() -> None:
+    tracked = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True).stdout.split()
+    for name in tracked:
+        path = ROOT / name
+        if path.suffix in {".py", ".md", ".toml", ".yaml", ".yml", ".txt", ""} and path.is_file():
+            text = path.read_text(errors="ignore")
+            assert "/".join(("", "work", "")) not in text or path == Path(__file__), f"a machine path in {name}"

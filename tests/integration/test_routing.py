@@ -1,0 +1,87 @@
+"""Where requests go, and what the chosen replica found in its cache."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+
+from cluster.rpc import inference_pb2 as pb
+
+pytestmark = [pytest.mark.cluster, pytest.mark.model, pytest.mark.timeout(300)]
+
+
+def request(prompt: str, max_tokens: int = 8) -> pb.GenerateRequest:
+    return pb.GenerateRequest(text=prompt, sampling=pb.SamplingOptions(temperature=0, max_tokens=max_tokens))
+
+
+def long_prefix(topic: str) -> str:
+    return " ".join(f"Note {n} about {topic}: it was seen {n * 7 % 13} times near gate {n % 5}." for n in range(60))
+
+
+def test_the_same_long_prefix_goes_to_its_holder(cluster: Any) -> None:
+    stub = cluster.stub()
+    for topic in ("herons", "foxes", "owls"):
+        prefix = long_prefix(topic)
+        first = stub.GenerateOnce(request(prefix + " First question."), timeout=120)
+        assert first.usage.prompt_tokens > 1000
+        assert first.usage.cached_tokens < 64
+        time.sleep(0.5)  # the index hears of it within its publish interval
+        second = stub.GenerateOnce(request(prefix + " Quite another one."), timeout=120)
+        assert second.replica == first.replica
+        assert second.usage.cached_tokens >= 1000 - 16
+
+
+def test_http_reports_cached_tokens_too(cluster: Any) -> None:
+    import httpx2 as httpx
+
+    body = {"model": "demo", "prompt": long_prefix("badgers"), "max_tokens": 4, "temperature": 0}
+    first = httpx.post(f"{cluster.http_url}/v1/completions", json=body, timeout=120).json()
+    time.sleep(0.5)
+    second = httpx.post(f"{cluster.http_url}/v1/completions", json=body, timeout=120).json()
+    assert first["usage"]["prompt_tokens_details"]["cached_tokens"] < 64
+    assert second["usage"]["prompt_tokens_details"]["cached_tokens"] >= 1000 - 16
+    assert second["choices"] == first["choices"]
+
+
+def test_two_streams_on_two_replicas_both_progress(cluster: Any) -> None:
+    """Tokens of both arrive interleaved in time, from different replicas."""
+    arrivals: dict[str, list[float]] = {"a": [], "b": []}
+    replicas: dict[str, str] = {}
+
+    def stream(name: str) -> None:
+        for chunk in cluster.stub().Generate(request(f"Stream {name} tells a long tale of {name}:", 40), timeout=120):
+            arrivals[name].append(time.monotonic())
+            replicas[name] = chunk.replica
+
+    with ThreadPoolExecutor(2) as pool:
+        list(pool.map(stream, arrivals))
+    assert replicas["a"] != replicas["b"]
+    assert max(arrivals["a"][0], arrivals["b"][0]) < min(arrivals["a"][-1], arrivals["b"][-1])
+
+
+def test_64_concurrent_requests_all_finish(cluster: Any) -> None:
+    stub = cluster.stub()
+
+    def one(number: int) -> pb.GenerateResponse:
+        prompt = f"Request number {number} asks for a word about {number * number}."
+        return stub.GenerateOnce(request(prompt, 12), timeout=240)
+
+    with ThreadPoolExecutor(64) as pool:
+        replies = list(pool.map(one, range(64)))
+    assert all(reply.token_ids for reply in replies)
+    shares = Counter(reply.replica for reply in replies)
+    assert len(shares) == 2 and max(shares.values()) <= 48
+    cluster.settled()
+
+
+def test_same_seed_same_answer_on_any_replica(cluster: Any) -> None:
+    stub = cluster.stub()
+    sampling = pb.SamplingOptions(temperature=1.0, seed=7, max_tokens=16)
+    call = pb.GenerateRequest(text="Once upon a time", sampling=sampling)
+    with ThreadPoolExecutor(4) as pool:
+        replies = list(pool.map(lambda _: stub.GenerateOnce(call, timeout=120), range(4)))
+    assert len({tuple(reply.token_ids) for reply in replies}) == 1

@@ -1,0 +1,164 @@
+"""A model-free runner that writes fingerprints into pages and checks every sequence's whole history at each step.
+
+A wrong share, a block freed too early or a table that was not remapped shows as a wrong fingerprint, long before
+it would show as a wrong word.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from cluster.config import CacheConfig, EngineConfig
+from cluster.core.hashing import RouteScheme, digest_of
+from cluster.core.request import GenerationRequest, TokenDelta
+from cluster.core.sampling import SamplingParams
+from worker.batch import Batch
+from worker.engine import Engine
+from worker.engine_assembly import assemble_engine
+from worker.frame import EngineCommand, EngineFrame
+from worker.runner import ModelFacts
+
+VOCAB = 1000
+EOS = 999
+
+
+def next_token(tokens: Iterable[int]) -> int:
+    """The fake model: depends on every token before it; never the end-of-sequence token."""
+    return int(digest_of(repr(list(tokens)).encode())[:8], 16) % (VOCAB - 1)
+
+
+def expected_answer(prompt: list[int], count: int) -> list[int]:
+    tokens = list(prompt)
+    for _ in range(count):
+        tokens.append(next_token(tokens))
+    return tokens[len(prompt) :]
+
+
+class FingerprintRunner:
+    """pages[block][offset] holds (position, lineage), lineage being a digest of all tokens up to there."""
+
+    def __init__(self, num_blocks: int, block_size: int, max_model_len: int) -> None:
+        self.pages: list[list[tuple[int, str] | None]] = [[None] * block_size for _ in range(num_blocks)]
+        self.block_size = block_size
+        self.computed_tokens = 0
+        self.steps = 0
+        self.histories: dict[str, list[int]] = {}
+        self.facts = ModelFacts(
+            model="fake",
+            vocab_size=VOCAB,
+            max_model_len=max_model_len,
+            eos_token_ids=(EOS,),
+            num_layers=1,
+            num_heads=1,
+            num_kv_heads=1,
+            head_dim=1,
+            dtype="none",
+            device="none",
+            attention="none",
+            weight_bytes=0,
+            kv_bytes_per_token=1,
+            num_blocks=num_blocks,
+            block_size=block_size,
+            model_revision="fake",
+            kv_fingerprint="fake",
+        )
+
+    def run(self, batch: Batch) -> list[int]:
+        self.steps += 1
+        sampled: list[int] = []
+        for seq in batch.seqs:
+            history = self.histories[seq.request_id]
+            assert len(seq.token_ids) > 0, "an empty piece was scheduled"
+            for position in range(seq.start):
+                self._check(seq.block_ids, position, history)
+            for position, token in enumerate(seq.token_ids, start=seq.start):
+                if position == len(history):
+                    history.append(token)
+                assert history[position] == token, "a scheduled token differs from the sequence"
+                self._write(seq.block_ids, position, history)
+            self.computed_tokens += len(seq.token_ids)
+            if seq.sample:
+                sampled.append(next_token(history[: seq.end]))
+        return sampled
+
+    def _slot(self, block_ids: tuple[int, ...], position: int) -> tuple[list[tuple[int, str] | None], int]:
+        return self.pages[block_ids[position // self.block_size]], position % self.block_size
+
+    def _check(self, block_ids: tuple[int, ...], position: int, history: list[int]) -> None:
+        page, offset = self._slot(block_ids, position)
+        assert page[offset] == (position, _lineage(history, position)), f"foreign KV at position {position}"
+
+    def _write(self, block_ids: tuple[int, ...], position: int, history: list[int]) -> None:
+        page, offset = self._slot(block_ids, position)
+        page[offset] = (position, _lineage(history, position))
+
+
+def _lineage(history: list[int], position: int) -> str:
+    return digest_of(repr(history[: position + 1]).encode())
+
+
+@dataclass
+class FakeEngine:
+    """An engine over a FingerprintRunner, driven step by step."""
+
+    engine: Engine
+    runner: FingerprintRunner
+    answers: dict[str, list[int]] = field(default_factory=dict)
+    last: dict[str, TokenDelta] = field(default_factory=dict)
+    cached: dict[str, int] = field(default_factory=dict)
+    frames: list[EngineFrame] = field(default_factory=list)
+    ids: itertools.count[int] = field(default_factory=itertools.count)
+
+    def add(self, prompt: list[int], max_tokens: int | None = 8, **options: object) -> str:
+        request_id = f"r{next(self.ids)}"
+        salt = str(options.pop("cache_salt", ""))
+        sampling = SamplingParams(temperature=0, max_tokens=max_tokens, **options)  # type: ignore[arg-type]
+        request = GenerationRequest(
+            request_id=request_id,
+            prompt_token_ids=tuple(prompt),
+            sampling=sampling,
+            router_id="router",
+            cache_salt=salt,
+        )
+        self.runner.histories[request_id] = list(prompt)
+        self.answers[request_id] = []
+        self.engine.execute([EngineCommand(add=request)])
+        return request_id
+
+    def cancel(self, request_id: str) -> None:
+        self.engine.execute([EngineCommand(cancel=request_id)])
+
+    def step(self) -> EngineFrame:
+        frame = self.engine.step()
+        self.frames.append(frame)
+        for delta in frame.deltas:
+            assert delta.request_id not in self.last, "a delta after the last one"
+            self.answers[delta.request_id] += delta.token_ids
+            if delta.cached_tokens is not None:
+                assert delta.request_id not in self.cached, "cached_tokens was told twice"
+                self.cached[delta.request_id] = delta.cached_tokens
+            if delta.last:
+                self.last[delta.request_id] = delta
+        return frame
+
+    def finish(self, limit: int = 10_000) -> None:
+        for _ in range(limit):
+            if not self.engine.has_work:
+                self.step()
+                return
+            self.step()
+        raise AssertionError(f"work is left after {limit} steps")
+
+
+def make_fake_engine(num_blocks: int = 32, block_size: int = 4, **options: object) -> FakeEngine:
+    """`options` go to EngineConfig, except prefix_cache and max_model_len (default: the whole pool)."""
+    max_model_len = int(options.pop("max_model_len", num_blocks * block_size))  # type: ignore[call-overload]
+    cache = CacheConfig(
+        block_size=block_size, chunk_tokens=2 * block_size, prefix_cache=options.pop("prefix_cache", "radix")
+    )
+    config = EngineConfig(cache=cache, check_invariants=True, **options)  # type: ignore[arg-type]
+    runner = FingerprintRunner(num_blocks, block_size, max_model_len)
+    scheme = RouteScheme(tokenizer_revision="t", model_revision="m", chunk_tokens=cache.chunk_tokens)
+    return FakeEngine(assemble_engine(config, runner, scheme), runner)

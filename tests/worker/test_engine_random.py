@@ -1,0 +1,82 @@
+"""Random lives of many requests on the model-free engine: every answer right, nothing lost, always progress."""
+
+from __future__ import annotations
+
+import fake_engine as fakes
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+PREFIXES = [list(range(1, 13)), [*range(1, 9), 70, 71, 72, 73], [200, 201, 202, 203, 204]]
+
+requests = st.tuples(
+    st.integers(0, len(PREFIXES) - 1),
+    st.lists(st.integers(300, 303), max_size=6),  # tail: few values, so that prompts often share more
+    st.integers(1, 14),
+    st.sampled_from(["", "", "", "salt"]),
+)
+actions = st.one_of(
+    st.tuples(st.just("add"), requests),
+    st.tuples(st.just("step"), st.integers(1, 4)),
+    st.tuples(st.just("cancel"), st.integers(0, 30)),
+    st.tuples(st.just("reset"), st.none()),
+)
+
+
+@settings(max_examples=120, deadline=None)
+@given(
+    script=st.lists(actions, max_size=60),
+    num_blocks=st.integers(10, 24),
+    budget=st.integers(1, 20),
+    max_num_seqs=st.integers(1, 6),
+    cache=st.sampled_from(["radix", "radix", "off"]),
+)
+def test_random_requests_get_the_answers_they_would_get_alone(
+    script: list[tuple[str, object]], num_blocks: int, budget: int, max_num_seqs: int, cache: str
+) -> None:
+    fake = fakes.make_fake_engine(
+        num_blocks=num_blocks, token_budget=budget, max_num_seqs=max_num_seqs, max_queue=1000, prefix_cache=cache
+    )
+    wanted: dict[str, list[int]] = {}
+    cancelled: set[str] = set()
+    for name, value in script:
+        if name == "add":
+            which, tail, max_tokens, salt = value
+            prompt = PREFIXES[which] + tail
+            wanted[fake.add(prompt, max_tokens=max_tokens, cache_salt=salt)] = fakes.expected_answer(prompt, max_tokens)
+        elif name == "cancel":
+            request = f"r{value}"
+            if request in wanted and request not in fake.last:
+                cancelled.add(request)
+            fake.cancel(request)
+        elif name == "reset":
+            fake.engine.reset_cache()
+        else:
+            for _ in range(value):
+                computed = fake.runner.computed_tokens
+                fake.step()
+                assert fake.runner.computed_tokens - computed <= budget
+    fake.finish(limit=5000)
+    for request, answer in wanted.items():
+        got = fake.answers[request]
+        assert got == (answer[: len(got)] if request in cancelled else answer)
+    load = fake.frames[-1].load
+    assert (load.in_use_blocks, load.waiting, load.running, load.uncached_tokens) == (0, 0, 0, {})
+    assert load.free_blocks + load.cached_blocks == num_blocks
+    _check_events(fake)
+
+
+def _check_events(fake: fakes.FakeEngine) -> None:
+    """Replaying the events gives exactly the chunks in the tree; each event is parent first or child first."""
+    present: set[bytes] = set()
+    for frame in fake.frames:
+        for event in frame.events:
+            if event.kind == "cleared":
+                present.clear()
+            elif event.kind == "stored":
+                assert not present & set(event.chunk_hashes), "a chunk was stored twice"
+                present |= set(event.chunk_hashes)
+            else:
+                assert present >= set(event.chunk_hashes), "an absent chunk was removed"
+                present -= set(event.chunk_hashes)
+    tree = fake.engine._manager._tree
+    assert present == (tree.present_chunks if tree is not None else set())

@@ -1,0 +1,1 @@
+"""One inference replica: scheduler, KV cache, model and kernels."""

@@ -1,0 +1,44 @@
+"""What the scheduler hands to the model runner, and what comes back.
+
+Owns: ScheduledSeq and Batch, plain values without tensors.
+Does not: know sequences' lives or allocate blocks.
+Invariants: `token_ids` are the tokens at positions [start, start + len); every one of these positions has a slot
+in `block_ids`; KV of positions [0, start) is already in those blocks.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from cluster.core.sampling import SamplingParams
+
+
+@dataclass(frozen=True, slots=True)
+class ScheduledSeq:
+    """One sequence's share of a step.
+
+    sample: True when the last scheduled token is the sequence's newest, so that its logits choose the next token.
+    position: the sampled token's position, which keys the random stream (seed, position).
+    """
+
+    request_id: str
+    token_ids: tuple[int, ...]
+    start: int
+    block_ids: tuple[int, ...]
+    sample: bool
+    sampling: SamplingParams
+
+    @property
+    def end(self) -> int:
+        return self.start + len(self.token_ids)
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """One step: prefill pieces and decode rows together, in schedule order."""
+
+    seqs: tuple[ScheduledSeq, ...]
+
+    @property
+    def num_tokens(self) -> int:
+        return sum(len(seq.token_ids) for seq in self.seqs)

@@ -1,0 +1,107 @@
+"""LLMWorker: one replica as a Ray Serve deployment: Serve, health, Redis and streaming around an engine child.
+
+Owns: the life of the engine process and of the cache reporter; one stream per request.
+Does not: schedule, compute or choose; it contains no logic of its own.
+Invariants: the engine's death deregisters the replica at once and makes it unhealthy; request errors travel as
+data, so that they keep their type; the replica registers before it takes traffic.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import msgpack
+from ray import serve
+
+from cluster.config import ClusterConfig
+from cluster.core.errors import KvrayError
+from cluster.core.replica import ReplicaInfo, WorkerId
+from cluster.core.request import GenerationRequest, TokenDelta
+from cluster.index.redis_writer import RedisWriter
+from cluster.model_source import resolve_model
+from cluster.route_scheme import route_scheme
+from cluster.telemetry import configure_logging
+from cluster.tokenizer import Tokenizer
+from worker.cache_reporter import CacheReporter
+from worker.engine_client import EngineClient
+from worker.engine_process import ProcessEnginePort
+from worker.frame import EngineFrame
+from worker.runner import ModelFacts
+
+logger = logging.getLogger(__name__)
+
+
+class LLMWorker:
+    """`config` is a dumped ClusterConfig."""
+
+    async def __init__(self, config: dict[str, Any]) -> None:  # type: ignore[misc]  # Serve awaits it
+        configure_logging("worker")
+        self._config = ClusterConfig.model_validate(config)
+        self._worker_id = WorkerId(serve.get_replica_context().replica_id.unique_id)
+        model_dir = await asyncio.to_thread(resolve_model, self._config.engine.model)
+        self._port = ProcessEnginePort(self._config.engine, str(model_dir))
+        self._engine = EngineClient(self._port, on_frame=self._on_frame, on_exit=self._on_exit)
+        self._facts = await self._engine.start()
+        assert self._config.index.redis_url is not None, "the launcher always sets redis_url"
+        self._reporter = CacheReporter(
+            RedisWriter.open(self._config.index, self._config.index.redis_url, self._config.public_name),
+            await asyncio.to_thread(self._replica_info, model_dir),
+            self._config.index,
+            time.monotonic,
+        )
+        self._reporter.set_load(self._engine.load)
+        await self._reporter.start()
+        self._tasks: set[asyncio.Task[None]] = set()
+        logger.info("replica %s is ready", self._worker_id)
+
+    async def generate(self, payload: bytes) -> AsyncIterator[bytes]:
+        """Stream msgpack [worker id, delta]; an error is the last delta."""
+        request = GenerationRequest.from_wire(msgpack.unpackb(payload))
+        try:
+            async for delta in self._engine.generate(request):
+                yield msgpack.packb([self._worker_id, delta.to_wire()])
+        except KvrayError as error:
+            failed = TokenDelta(request_id=request.request_id, error=error)
+            yield msgpack.packb([self._worker_id, failed.to_wire()])
+
+    async def check_health(self) -> None:
+        if not self._engine.alive:
+            raise RuntimeError("the engine process is gone")
+
+    async def __del__(self) -> None:
+        await self._reporter.close()
+        await self._engine.close()
+
+    def _replica_info(self, model_dir: Path) -> ReplicaInfo:
+        facts: ModelFacts = self._facts
+        chunk_tokens = self._config.engine.cache.chunk_tokens
+        scheme = route_scheme(model_dir, Tokenizer.from_dir(model_dir), chunk_tokens)
+        return ReplicaInfo(
+            worker_id=self._worker_id,
+            route_digest=scheme.digest,
+            kv_fingerprint=facts.kv_fingerprint,
+            block_size=facts.block_size,
+            chunk_tokens=chunk_tokens,
+            num_blocks=facts.num_blocks,
+            max_model_len=facts.max_model_len,
+            model=self._config.public_name,
+            weight_bytes=facts.weight_bytes,
+            kv_bytes_per_token=facts.kv_bytes_per_token,
+            dtype=facts.dtype,
+        )
+
+    def _on_frame(self, frame: EngineFrame) -> None:
+        if hasattr(self, "_reporter"):
+            self._reporter.set_load(frame.load)
+            if frame.events:
+                self._reporter.record(frame.events)
+
+    def _on_exit(self, reason: str) -> None:
+        logger.error("%s: this replica takes no more requests", reason)
+        task = asyncio.get_running_loop().create_task(self._reporter.close())
+        self._tasks.add(task)

@@ -1,0 +1,108 @@
+"""EngineClient: an engine's frames as asyncio streams, one per request.
+
+Owns: the table of live requests, and handing frames from the port's thread to the event loop.
+Does not: run the engine, retry, or know Ray.
+Invariants: each stream ends with one last delta or raises ReplicaLost; leaving a stream early cancels its request;
+no queue outlives its stream.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Callable
+
+from cluster.core.errors import ReplicaLost
+from cluster.core.replica import ReplicaLoad
+from cluster.core.request import GenerationRequest, TokenDelta
+from worker.engine_port import EnginePort
+from worker.frame import EngineCommand, EngineFrame
+from worker.runner import ModelFacts
+
+logger = logging.getLogger(__name__)
+
+
+class EngineClient:
+    """Create inside a running event loop. `on_frame` sees every frame, `on_exit` the engine's end, on that loop."""
+
+    def __init__(
+        self,
+        port: EnginePort,
+        on_frame: Callable[[EngineFrame], None] | None = None,
+        on_exit: Callable[[str], None] | None = None,
+    ) -> None:
+        self._port = port
+        self._loop = asyncio.get_running_loop()
+        self._streams: dict[str, asyncio.Queue[TokenDelta]] = {}
+        self._observe = on_frame
+        self._observe_exit = on_exit
+        self._lost: str | None = None
+        self._closing = False
+        self.load = ReplicaLoad()
+
+    async def start(self) -> ModelFacts:
+        return await asyncio.to_thread(self._port.start, _LoopSink(self, self._loop))
+
+    @property
+    def alive(self) -> bool:
+        return self._lost is None and self._port.alive
+
+    async def generate(self, request: GenerationRequest) -> AsyncIterator[TokenDelta]:
+        """Deltas of one request. A refused request raises its typed error; a dead engine raises ReplicaLost."""
+        if self._lost is not None:
+            raise ReplicaLost(self._lost)
+        stream: asyncio.Queue[TokenDelta] = asyncio.Queue()
+        self._streams[request.request_id] = stream
+        done = False
+        try:
+            self._port.send(EngineCommand(add=request))
+            while not done:
+                delta = await stream.get()
+                done = delta.last
+                if delta.error is not None:
+                    raise delta.error
+                yield delta
+        finally:
+            self._streams.pop(request.request_id, None)
+            if not done and self.alive:
+                self._port.send(EngineCommand(cancel=request.request_id))
+
+    async def close(self) -> None:
+        self._closing = True
+        await asyncio.to_thread(self._port.close)
+
+    def deliver(self, frame: EngineFrame) -> None:
+        self.load = frame.load
+        for delta in frame.deltas:
+            stream = self._streams.get(delta.request_id)
+            if stream is not None:
+                stream.put_nowait(delta)
+        if self._observe is not None:
+            self._observe(frame)
+
+    def deliver_exit(self, reason: str) -> None:
+        self._lost = reason
+        for request_id, stream in self._streams.items():
+            stream.put_nowait(TokenDelta(request_id=request_id, error=ReplicaLost(f"the engine is gone: {reason}")))
+        if self._observe_exit is not None and not self._closing:
+            self._observe_exit(reason)
+
+
+class _LoopSink:
+    """EngineSink that moves every callback onto the client's event loop."""
+
+    def __init__(self, client: EngineClient, loop: asyncio.AbstractEventLoop) -> None:
+        self._client = client
+        self._loop = loop
+
+    def on_frame(self, frame: EngineFrame) -> None:
+        self._post(self._client.deliver, frame)
+
+    def on_exit(self, reason: str) -> None:
+        self._post(self._client.deliver_exit, reason)
+
+    def _post(self, callback: Callable[..., None], value: object) -> None:
+        try:
+            self._loop.call_soon_threadsafe(callback, value)
+        except RuntimeError:
+            logger.debug("the event loop is closed; an engine message is dropped")

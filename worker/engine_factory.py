@@ -1,0 +1,26 @@
+"""build_engine: load a model directory and assemble its engine.
+
+Owns: the order: tokenizer and route scheme first (cheap, and wrong directories fail early), then the weights.
+Does not: choose processes or threads (engine_port implementations) or wire the parts (engine_assembly).
+Invariants: the route scheme is that of the same directory.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from cluster.config import EngineConfig
+from cluster.route_scheme import route_scheme
+from cluster.tokenizer import Tokenizer
+from worker.engine import Engine
+from worker.engine_assembly import assemble_engine
+from worker.model_runner import ModelRunner
+from worker.runner import ModelFacts
+
+
+def build_engine(config: EngineConfig, model_dir: str) -> tuple[Engine, ModelFacts]:
+    """ConfigError when the model cannot run here."""
+    path = Path(model_dir)
+    scheme = route_scheme(path, Tokenizer.from_dir(path), config.cache.chunk_tokens)
+    runner = ModelRunner(config, path)
+    return assemble_engine(config, runner, scheme), runner.facts

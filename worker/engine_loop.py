@@ -1,0 +1,70 @@
+"""The engine's loop: take commands, run a step, hand out a frame, until the command source closes.
+
+Owns: the order of these three, when the loop sleeps, and the status line every 10 s while busy.
+Does not: know whether commands come over a socket or a queue (CommandSource) or who reads the frames.
+Invariants: with work the loop never waits; without work it only waits for commands; one frame per round.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from cluster.core.replica import ReplicaLoad
+from worker.engine import Engine
+from worker.frame import EngineCommand, EngineFrame
+
+logger = logging.getLogger(__name__)
+
+STATUS_INTERVAL_S = 10.0
+
+
+class CommandSource(Protocol):
+    def drain(self, *, wait: bool) -> Sequence[EngineCommand] | None:
+        """All commands that are there; with `wait`, at least one. None: the other side is gone."""
+
+
+def run_engine_loop(
+    engine: Engine,
+    source: CommandSource,
+    emit: Callable[[EngineFrame], None],
+    clock: Callable[[], float],
+) -> None:
+    """Returns when the source closes. Exceptions of the model are not caught: the process ends, and is replaced."""
+    emit(engine.step())
+    status = StatusLine(clock)
+    while True:
+        commands = source.drain(wait=not engine.has_work)
+        if commands is None:
+            return
+        engine.execute(commands)
+        frame = engine.step()
+        emit(frame)
+        status.update(frame.load)
+
+
+class StatusLine:
+    """Logs one INFO line at most every `STATUS_INTERVAL_S` while there is traffic."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._since = clock()
+        self._last = ReplicaLoad()
+
+    def update(self, load: ReplicaLoad) -> None:
+        now = self._clock()
+        if now - self._since < STATUS_INTERVAL_S:
+            return
+        if load.generated_tokens != self._last.generated_tokens or load.query_tokens != self._last.query_tokens:
+            logger.info("%s", self.format(load, now - self._since))
+        self._since, self._last = now, load
+
+    def format(self, load: ReplicaLoad, elapsed: float) -> str:
+        used = 100.0 * load.in_use_blocks / max(load.total_blocks, 1)
+        hits = 100.0 * load.hit_tokens / max(load.query_tokens, 1)
+        rate = (load.generated_tokens - self._last.generated_tokens) / max(elapsed, 1e-9)
+        return (
+            f"{rate:.1f} tokens/s, running {load.running}, waiting {load.waiting}, KV use {used:.1f} %, "
+            f"prefix hit rate {hits:.1f} %, preemptions {load.preemptions}"
+        )

@@ -1,0 +1,66 @@
+"""The engine child process: `python -m worker.engine_main FD`.
+
+Owns: this process's start-up, its logging and its end.
+Does not: outlive its parent: a closed socket ends the loop.
+Invariants: the first message out is either {"facts"} or {"error"}; after it, one frame per step.
+"""
+
+from __future__ import annotations
+
+import logging
+import signal
+import socket
+import sys
+import time
+from collections.abc import Sequence
+
+from cluster.config import EngineConfig
+from cluster.core.errors import ConfigError, KvrayError
+from cluster.telemetry import configure_logging
+from worker.engine_factory import build_engine
+from worker.engine_loop import run_engine_loop
+from worker.engine_wire import MessageSocket
+from worker.frame import EngineCommand, EngineFrame
+
+logger = logging.getLogger(__name__)
+
+
+class SocketCommands:
+    """CommandSource over the socket."""
+
+    def __init__(self, messages: MessageSocket) -> None:
+        self._messages = messages
+
+    def drain(self, *, wait: bool) -> Sequence[EngineCommand] | None:
+        messages = self._messages.read(wait=wait)
+        return None if messages is None else [EngineCommand.from_wire(m) for m in messages]
+
+
+def main(fd: int) -> int:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the parent ends us in order
+    configure_logging("engine")
+    messages = MessageSocket(socket.socket(fileno=fd))
+    first = messages.read(wait=True)
+    if first is None:
+        return 0
+    try:
+        config = EngineConfig.model_validate(first[0]["config"])
+        engine, facts = build_engine(config, first[0]["model_dir"])
+    except KvrayError as error:
+        messages.write({"error": error.to_wire()})
+        return 1
+    except Exception as error:
+        logger.exception("the engine cannot start")
+        messages.write({"error": ConfigError(f"the engine cannot start: {type(error).__name__}: {error}").to_wire()})
+        return 1
+    messages.write({"facts": facts.to_wire()})
+
+    def emit(frame: EngineFrame) -> None:
+        messages.write(frame.to_wire())  # a closed socket shows in the next drain
+
+    run_engine_loop(engine, SocketCommands(messages), emit, time.monotonic)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(int(sys.argv[1])))

@@ -1,0 +1,99 @@
+"""ProcessEnginePort: the engine in a child process, one msgpack frame per step over a socketpair.
+
+torch takes the GIL hundreds of times a step; in a process of its own the step loop shares it with nobody, and a
+crash of the model cannot take the replica's health checks with it.
+
+Owns: the child process, the parent's end of the socket, the reader thread.
+Does not: run steps (engine_main, in the child).
+Invariants: those of EnginePort; the child never outlives this process (it ends when its socket closes).
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+import subprocess
+import sys
+import threading
+
+from cluster.config import EngineConfig
+from cluster.core.errors import ConfigError, ReplicaLost, from_wire
+from worker.engine_port import EngineSink
+from worker.engine_wire import MessageSocket
+from worker.frame import EngineCommand, EngineFrame
+from worker.runner import ModelFacts
+
+logger = logging.getLogger(__name__)
+
+_EXIT_WAIT_S = 5.0
+
+
+class ProcessEnginePort:
+    """`model_dir` is a local directory; the child loads it with `config`."""
+
+    def __init__(self, config: EngineConfig, model_dir: str) -> None:
+        self._config = config
+        self._model_dir = model_dir
+        self._process: subprocess.Popen[bytes] | None = None
+        self._socket: MessageSocket | None = None
+        self._write_lock = threading.Lock()
+        self._reader: threading.Thread | None = None
+
+    @property
+    def pid(self) -> int | None:
+        return None if self._process is None else self._process.pid
+
+    @property
+    def alive(self) -> bool:
+        return self._process is not None and self._process.poll() is None
+
+    def start(self, sink: EngineSink) -> ModelFacts:
+        ours, theirs = socket.socketpair()
+        with theirs:
+            os.set_inheritable(theirs.fileno(), True)
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "worker.engine_main", str(theirs.fileno())],
+                pass_fds=[theirs.fileno()],
+                stdin=subprocess.DEVNULL,
+            )
+        self._socket = MessageSocket(ours)
+        self._socket.write({"config": self._config.model_dump(), "model_dir": self._model_dir})
+        # The first message answers the start; frames may already follow it in the same read.
+        messages = self._socket.read(wait=True)
+        if messages is None:
+            code = self._process.wait()
+            raise ConfigError(f"the engine process ended while it started (exit code {code}); its log says why")
+        if "error" in messages[0]:
+            self.close()
+            raise from_wire(messages[0]["error"])
+        self._reader = threading.Thread(target=self._read, args=(sink, messages[1:]), name="kvray-frames", daemon=True)
+        self._reader.start()
+        return ModelFacts.from_wire(messages[0]["facts"])
+
+    def send(self, command: EngineCommand) -> None:
+        with self._write_lock:
+            if self._socket is None or not self._socket.write(command.to_wire()):
+                raise ReplicaLost("the engine process is gone")
+
+    def close(self) -> None:
+        if self._socket is not None:
+            self._socket.close()
+        if self._process is not None:
+            try:
+                self._process.wait(_EXIT_WAIT_S)
+            except subprocess.TimeoutExpired:
+                logger.warning("engine process %d did not end in %.0f s and is killed", self._process.pid, _EXIT_WAIT_S)
+                self._process.kill()
+                self._process.wait()
+        if self._reader is not None and self._reader is not threading.current_thread():
+            self._reader.join()
+
+    def _read(self, sink: EngineSink, early: list[object]) -> None:
+        assert self._socket is not None and self._process is not None
+        messages: list[object] | None = early
+        while messages is not None:
+            for message in messages:
+                sink.on_frame(EngineFrame.from_wire(message))  # type: ignore[arg-type]
+            messages = self._socket.read(wait=True)
+        sink.on_exit(f"engine process {self._process.pid} ended")

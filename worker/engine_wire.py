@@ -1,0 +1,61 @@
+"""The socket between a replica process and its engine child: msgpack messages, read without threads.
+
+Owns: packing, unpacking and the blocking rules of one end of the socketpair.
+Does not: know what the messages mean.
+Invariants: messages arrive whole and in order; a closed peer reads as None, never as an exception.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import select
+import socket
+from typing import Any
+
+import msgpack
+
+_READ_BYTES = 1 << 20
+
+
+class MessageSocket:
+    """One end of a stream socket. `read` and `write` may be used from different threads, one each."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._sock = sock
+        sock.setblocking(True)
+        self._unpacker = msgpack.Unpacker(raw=False, strict_map_key=False, max_buffer_size=1 << 30)
+        self._packer = msgpack.Packer()
+
+    def write(self, message: Any) -> bool:
+        """False when the peer is gone."""
+        try:
+            self._sock.sendall(self._packer.pack(message))
+        except OSError:
+            return False
+        return True
+
+    def read(self, *, wait: bool) -> list[Any] | None:
+        """All complete messages; with `wait`, at least one. None when the peer is gone."""
+        messages: list[Any] = []
+        while True:
+            messages.extend(self._unpacker)
+            if messages or not wait:
+                ready = select.select([self._sock], [], [], 0)[0]
+                if not ready:
+                    return messages
+            if not self._fill():
+                return messages or None  # what came before the end is still delivered
+
+    def close(self) -> None:
+        # shutdown wakes a reader that blocks in another thread; close alone would not
+        with contextlib.suppress(OSError):
+            self._sock.shutdown(socket.SHUT_RDWR)
+        self._sock.close()
+
+    def _fill(self) -> bool:
+        try:
+            data = self._sock.recv(_READ_BYTES)
+        except OSError:
+            return False
+        self._unpacker.feed(data)
+        return bool(data)

@@ -1,0 +1,1 @@
+"""Paged KV memory: pool accounting, prefix tree, and the tensors."""

@@ -1,0 +1,174 @@
+"""ModelRunner: one model, its KV pool and its sampler; it turns a Batch into tensors and back into token ids.
+
+Owns: start-up (load, size the pool, say the account once) and the step.
+Does not: schedule, allocate blocks, or know requests beyond one step.
+Invariants: as worker.runner.Runner; nothing outlives a step but the weights and the pool.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from pathlib import Path
+
+import torch
+
+from cluster.config import EngineConfig
+from cluster.core.errors import ConfigError
+from worker import kv_sizing
+from worker.batch import Batch
+from worker.kernels import select_backend
+from worker.kernels.base import AttentionMetadata, SequenceSpan
+from worker.kvcache.kv_pool import LAYOUT, KvGeometry, KvPool
+from worker.models.attention_hook import PagedStep
+from worker.models.fingerprint import kv_fingerprint, model_revision
+from worker.models.transformers_backend import TransformersModel, dtype_name
+from worker.runner import ModelFacts
+from worker.sampler import Sampler
+
+logger = logging.getLogger(__name__)
+
+_MEMINFO = Path("/proc/meminfo")
+_CGROUP = Path("/sys/fs/cgroup")
+
+
+class ModelRunner:
+    """The Runner for real models."""
+
+    def __init__(self, config: EngineConfig, model_dir: Path) -> None:
+        if config.threads is not None:
+            torch.set_num_threads(config.threads)
+        self._device = _device(config.device)
+        self._model = TransformersModel(
+            model_dir, dtype=config.dtype, device=self._device, free_bytes=free_bytes(self._device)
+        )
+        self._backend = select_backend(self._device.type)
+        self._sampler = Sampler()
+        geometry = self._kv_geometry(config.cache.block_size)
+        plan = self._plan(config, geometry)
+        self.pool = KvPool(geometry, plan.num_blocks, self._device)
+        self._facts = self._build_facts(config, model_dir, plan)
+        self._log_account(plan)
+
+    @property
+    def facts(self) -> ModelFacts:
+        return self._facts
+
+    @torch.inference_mode()
+    def run(self, batch: Batch) -> list[int]:
+        if not batch.seqs:
+            return []
+        token_ids = [token for seq in batch.seqs for token in seq.token_ids]
+        metadata, positions, rows = self._describe(batch)
+        logits = self._model.forward(
+            torch.tensor(token_ids, device=self._device),
+            positions.to(self._device),
+            torch.tensor(rows, dtype=torch.int64, device=self._device),
+            PagedStep(self.pool, self._backend, metadata),
+        )
+        sampled = [seq for seq in batch.seqs if seq.sample]
+        if not sampled:
+            return []
+        return self._sampler.sample(logits, [seq.sampling for seq in sampled], [seq.end for seq in sampled])
+
+    def _describe(self, batch: Batch) -> tuple[AttentionMetadata, torch.Tensor, list[int]]:
+        """The attention metadata, the position of every row [T], and the rows whose logits choose a token."""
+        block_size = self.pool.geometry.block_size
+        spans, slots, positions, rows = [], [], [], []
+        row = 0
+        for seq in batch.seqs:
+            count = len(seq.token_ids)
+            table = torch.tensor(seq.block_ids, dtype=torch.int64)
+            at = torch.arange(seq.start, seq.end)
+            slots.append(table[at // block_size] * block_size + at % block_size)
+            positions.append(at)
+            spans.append(SequenceSpan(row=row, count=count, start=seq.start, block_table=table.to(self._device)))
+            row += count
+            if seq.sample:
+                rows.append(row - 1)
+        metadata = AttentionMetadata(spans=tuple(spans), slot_mapping=torch.cat(slots).to(self._device))
+        return metadata, torch.cat(positions), rows
+
+    def _kv_geometry(self, block_size: int) -> KvGeometry:
+        geometry = self._model.geometry
+        return KvGeometry(
+            num_layers=geometry.num_layers,
+            num_kv_heads=geometry.num_kv_heads,
+            head_dim=geometry.head_dim,
+            block_size=block_size,
+            dtype=self._model.dtype,
+        )
+
+    def _plan(self, config: EngineConfig, geometry: KvGeometry) -> kv_sizing.KvPlan:
+        return kv_sizing.plan_kv(
+            kv_sizing.KvRequest(
+                bytes_per_token=geometry.bytes_per_token,
+                block_size=geometry.block_size,
+                free_bytes=free_bytes(self._device),
+                kv_memory=config.cache.kv_memory,
+                memory_share=config.cache.memory_share,
+                model_limit=self._model.model_limit,
+                max_model_len=config.max_model_len,
+            )
+        )
+
+    def _build_facts(self, config: EngineConfig, model_dir: Path, plan: kv_sizing.KvPlan) -> ModelFacts:
+        model, geometry = self._model, self._model.geometry
+        revision = model_revision(model_dir)
+        fingerprint = kv_fingerprint(
+            revision,
+            dtype=dtype_name(model.dtype),
+            num_layers=geometry.num_layers,
+            num_kv_heads=geometry.num_kv_heads,
+            head_dim=geometry.head_dim,
+            block_size=plan.block_size,
+            layout=LAYOUT,
+            rope=model.rope_parameters,
+        )
+        return ModelFacts(
+            model=model_dir.name if config.model == str(model_dir) else config.model,
+            vocab_size=model.vocab_size,
+            max_model_len=plan.max_model_len,
+            eos_token_ids=model.eos_token_ids,
+            num_layers=geometry.num_layers,
+            num_heads=geometry.num_heads,
+            num_kv_heads=geometry.num_kv_heads,
+            head_dim=geometry.head_dim,
+            dtype=dtype_name(model.dtype),
+            device=self._device.type,
+            attention=self._backend.name,
+            weight_bytes=model.weight_bytes,
+            kv_bytes_per_token=plan.bytes_per_token,
+            num_blocks=plan.num_blocks,
+            block_size=plan.block_size,
+            model_revision=revision,
+            kv_fingerprint=fingerprint,
+        )
+
+    def _log_account(self, plan: kv_sizing.KvPlan) -> None:
+        if plan.warning is not None:
+            logger.warning("%s", plan.warning)
+        facts = self._facts
+        account = kv_sizing.account_text(plan, weight_bytes=facts.weight_bytes, weights_dtype=facts.dtype)
+        logger.info("%s on %s, attention %s\n%s", facts.model, facts.device, facts.attention, account)
+
+
+def free_bytes(device: torch.device) -> int:
+    """Memory that the device can still give, in bytes; in a container no more than its limit allows."""
+    if device.type == "cuda":
+        return int(torch.cuda.mem_get_info(device)[0])
+    if not _MEMINFO.exists():  # not Linux: half of what is installed
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
+    available = kv_sizing.available_memory(_MEMINFO.read_text())
+    limit, current, stat = (_CGROUP / name for name in ("memory.max", "memory.current", "memory.stat"))
+    if not (limit.exists() and current.exists() and stat.exists()):
+        return available
+    return min(available, kv_sizing.container_memory(limit.read_text(), current.read_text(), stat.read_text()))
+
+
+def _device(wanted: str) -> torch.device:
+    if wanted == "cuda" and not torch.cuda.is_available():
+        raise ConfigError("device is cuda, but torch finds no CUDA device; use --device cpu or auto")
+    if wanted == "auto":
+        wanted = "cuda" if torch.cuda.is_available() else "cpu"
+    return torch.device(wanted)

@@ -1,0 +1,78 @@
+"""Sequence: one request's life inside the engine.
+
+    WAITING -> RUNNING -> FINISHED        preempted: RUNNING -> WAITING, keeping its tokens
+
+Owns: the tokens, how many of them have KV, and what the request asked for.
+Does not: own blocks (block_manager) or decide anything (scheduler).
+Invariants: 0 <= num_computed < num_tokens while alive; the newest token never has KV before it is scheduled.
+"""
+
+from __future__ import annotations
+
+from enum import Enum, auto
+
+from cluster.core.request import GenerationRequest
+
+
+class SequenceStatus(Enum):
+    WAITING = auto()
+    RUNNING = auto()
+    FINISHED = auto()
+
+
+class Sequence:
+    """`max_tokens` is the resolved bound on new tokens (>= 1); `expected_cached` a look at the tree on arrival."""
+
+    __slots__ = (
+        "expected_cached",
+        "first_cached",
+        "max_tokens",
+        "num_computed",
+        "num_prompt_tokens",
+        "preemptions",
+        "request",
+        "status",
+        "stop_token_ids",
+        "tokens",
+    )
+
+    def __init__(self, request: GenerationRequest, max_tokens: int, eos_token_ids: tuple[int, ...]) -> None:
+        self.request = request
+        self.max_tokens = max_tokens
+        stops = request.sampling.stop_token_ids
+        self.stop_token_ids = frozenset(stops if request.sampling.ignore_eos else (*stops, *eos_token_ids))
+        self.tokens = list(request.prompt_token_ids)
+        self.num_prompt_tokens = len(self.tokens)
+        self.num_computed = 0
+        self.expected_cached = 0
+        self.first_cached: int | None = None
+        self.preemptions = 0
+        self.status = SequenceStatus.WAITING
+
+    @property
+    def seq_id(self) -> str:
+        return self.request.request_id
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.tokens)
+
+    @property
+    def num_output_tokens(self) -> int:
+        return len(self.tokens) - self.num_prompt_tokens
+
+    @property
+    def num_uncomputed(self) -> int:
+        return len(self.tokens) - self.num_computed
+
+    @property
+    def decoding(self) -> bool:
+        """Only the newest token lacks KV, and it is one that we generated."""
+        return self.num_uncomputed == 1 and self.num_output_tokens > 0
+
+    @property
+    def uncached_tokens(self) -> int:
+        """Tokens still to prefill: exact while running, estimated while waiting; 0 while decoding."""
+        if self.status is SequenceStatus.WAITING:
+            return max(1, self.num_tokens - self.expected_cached)
+        return 0 if self.decoding else self.num_uncomputed
