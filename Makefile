@@ -31,8 +31,8 @@ test: install  ## all tests
 test-unit: install  ## the pure code only, in seconds
 	$(BIN)/python -m pytest -q -m "not cluster and not model and not redis and not torch" $(ARGS)
 
-test-long: install  ## long random drivers
-	KVRAY_LONG=1 $(BIN)/python -m pytest -q tests/worker/test_engine_random.py $(ARGS)
+test-long: install  ## the long forms: all 64 tokens of the parity runs, many more random drives
+	KVRAY_LONG=1 $(BIN)/python -m pytest -q tests/integration/test_parity.py tests/worker/test_engine_random.py $(ARGS)
 
 check: install  ## lint, types, import rules, generated code
 	$(BIN)/ruff check .

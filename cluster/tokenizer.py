@@ -9,7 +9,6 @@ that is not valid Unicode raises `InvalidRequest`.
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -19,6 +18,7 @@ import tokenizers
 
 from cluster.chat_template import ChatTemplate
 from cluster.core.errors import ConfigError, InvalidRequest
+from cluster.core.hashing import digest_of
 
 
 class Tokenizer:
@@ -101,9 +101,5 @@ def _convert_slow(directory: Path) -> tokenizers.Tokenizer:
 
 def _revision(content: bytes, template: ChatTemplate) -> str:
     """Hex digest of everything that decides which ids a prompt becomes."""
-    digest = hashlib.blake2b(digest_size=16, person=b"kvray-tokenize")
     specials = json.dumps(template.special_tokens, sort_keys=True)
-    for data in (content, (template.source or "").encode("utf-8"), specials.encode("utf-8")):
-        digest.update(len(data).to_bytes(8, "little"))
-        digest.update(data)
-    return digest.hexdigest()
+    return digest_of(b"tokenizer", content, (template.source or "").encode("utf-8"), specials.encode("utf-8"))

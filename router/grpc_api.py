@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import uuid
-from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncGenerator, Iterable, Sequence
 from contextlib import aclosing
 from typing import Protocol, cast, runtime_checkable
 
@@ -55,7 +55,9 @@ class GrpcApi:
         self._models = tuple(models)
         self._watch_interval_s = watch_interval_s
 
-    async def generate(self, request: pb.GenerateRequest, context: RpcContext) -> AsyncIterator[pb.GenerateChunk]:
+    async def generate(
+        self, request: pb.GenerateRequest, context: RpcContext
+    ) -> AsyncGenerator[pb.GenerateChunk, None]:
         """Inference.Generate."""
         request_id = _request_id(context)
         try:
@@ -94,7 +96,7 @@ class GrpcApi:
 
     async def health_watch(
         self, request: health_pb2.HealthCheckRequest, context: RpcContext
-    ) -> AsyncIterator[health_pb2.HealthCheckResponse]:
+    ) -> AsyncGenerator[health_pb2.HealthCheckResponse, None]:
         """Health.Watch: the state now, then every change."""
         last: int | None = None
         while True:

@@ -78,7 +78,7 @@ class Ingress:
     def _build_state(self, scheme: RouteScheme) -> RoutingState:
         router, index = self._config.router, MemoryIndex()
         assert self._config.index.redis_url is not None, "the launcher always sets redis_url"
-        reader = RedisReader.open(self._config.index, self._config.index.redis_url, self._config.public_name)
+        self._reader = RedisReader.open(self._config.index, self._config.index.redis_url, self._config.public_name)
         policy = create_policy(
             router.policy,
             default_rate=router.default_prefill_tokens_per_s,
@@ -88,7 +88,7 @@ class Ingress:
         return RoutingState(
             router_id=uuid.uuid4().hex,
             index=index,
-            follower=IndexFollower(reader, index, self._config.index, scheme.digest, time.monotonic),
+            follower=IndexFollower(self._reader, index, self._config.index, scheme.digest, time.monotonic),
             ledger=RouteLedger(),
             policy=policy,
             chunk_tokens=scheme.chunk_tokens,
@@ -118,3 +118,4 @@ class Ingress:
 
     async def __del__(self) -> None:
         await self._state.follower.close()
+        await self._reader.close()

@@ -48,8 +48,9 @@ class LLMWorker:
         self._engine = EngineClient(self._port, on_frame=self._on_frame, on_exit=self._on_exit)
         self._facts = await self._engine.start()
         assert self._config.index.redis_url is not None, "the launcher always sets redis_url"
+        self._writer = RedisWriter.open(self._config.index, self._config.index.redis_url, self._config.public_name)
         self._reporter = CacheReporter(
-            RedisWriter.open(self._config.index, self._config.index.redis_url, self._config.public_name),
+            self._writer,
             await asyncio.to_thread(self._replica_info, model_dir),
             self._config.index,
             time.monotonic,
@@ -75,6 +76,7 @@ class LLMWorker:
 
     async def __del__(self) -> None:
         await self._reporter.close()
+        await self._writer.close()
         await self._engine.close()
 
     def _replica_info(self, model_dir: Path) -> ReplicaInfo:

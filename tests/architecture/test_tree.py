@@ -63,6 +63,36 @@ def test_environment_is_read_in_two_places_only() -> None:
     assert readers <= allowed
 
 
+LIBRARY_HOMES = {
+    "ray": r"cluster/(app|launcher)\.py|router/(ingress|prefix_router|serve_dispatcher)\.py|worker/deployment\.py",
+    "torch": r"worker/(model_runner|sampler)\.py|worker/(models|kernels)/.*|worker/kvcache/kv_pool\.py",
+    "transformers": r"worker/models/.*|cluster/tokenizer\.py",
+    "redis": r"cluster/index/redis_.*",
+    "grpc": r"router/(grpc_api|grpc_convert|status)\.py|cluster/(demo|status_command)\.py",
+    "fastapi": r"router/(http_.*|sse|ingress)\.py",
+    "starlette": r"router/(http_.*|sse)\.py",
+}
+
+
+def imported_by(path: Path) -> set[str]:
+    """First names of all imports, also those inside functions."""
+    names: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            names |= {alias.name.split(".")[0] for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            names.add(node.module.split(".")[0])
+    return names
+
+
+@pytest.mark.parametrize("library", LIBRARY_HOMES)
+def test_each_library_stays_where_it_belongs(library: str) -> None:
+    users = {name_of(path) for path in MODULES if library in imported_by(path)}
+    assert users, f"nobody uses {library}: the rule is stale"
+    strangers = {name for name in users if not re.fullmatch(LIBRARY_HOMES[library], name)}
+    assert not strangers
+
+
 def test_hashing_has_one_home() -> None:
     users = {name_of(p) for p in MODULES if re.search(r"^\s*(import|from) (hashlib|xxhash|mmh3)", p.read_text(), re.M)}
     assert users == {"cluster/core/hashing.py"}

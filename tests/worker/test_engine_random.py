@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import fake_engine as fakes
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -22,7 +24,7 @@ actions = st.one_of(
 )
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=5000 if os.environ.get("KVRAY_LONG") else 120, deadline=None)
 @given(
     script=st.lists(actions, max_size=60),
     num_blocks=st.integers(10, 24),

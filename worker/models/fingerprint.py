@@ -11,37 +11,22 @@ Invariants: a digest depends on content only, not on paths, times or the order i
 
 from __future__ import annotations
 
-import hashlib
 import json
 import struct
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 from cluster.core.errors import ConfigError
+from cluster.core.hashing import digest_of
 
 SAMPLE_BYTES = 64 * 1024
 SAMPLE_STRIDE = 16 * 1024 * 1024
-_DIGEST_BYTES = 16
 
 
 def model_revision(model_dir: Path) -> str:
     """Hex digest of the model's configuration and weights."""
-    digest = hashlib.blake2b(digest_size=_DIGEST_BYTES, person=b"kvray-model")
-    config = json.loads((model_dir / "config.json").read_text(encoding="utf-8"))
-    _add(digest, json.dumps(config, sort_keys=True).encode())
-    for path in _weight_files(model_dir):
-        size = path.stat().st_size
-        _add(digest, path.name.encode())
-        _add(digest, str(size).encode())
-        with path.open("rb") as file:
-            header = _raw_header(file.read(8), path)
-            _add(digest, file.read(header))
-            start = 8 + header
-            for offset in (*range(start, size, SAMPLE_STRIDE), max(start, size - SAMPLE_BYTES)):
-                file.seek(offset)
-                _add(digest, file.read(SAMPLE_BYTES))
-    return digest.hexdigest()
+    return digest_of(b"model", *_content(model_dir))
 
 
 def kv_fingerprint(revision: str, **facts: Any) -> str:
@@ -49,10 +34,7 @@ def kv_fingerprint(revision: str, **facts: Any) -> str:
 
     facts: dtype, layers, KV heads, head dim, block size, layout, rope parameters; JSON values, order does not matter.
     """
-    digest = hashlib.blake2b(digest_size=_DIGEST_BYTES, person=b"kvray-kv")
-    _add(digest, revision.encode())
-    _add(digest, json.dumps(facts, sort_keys=True).encode())
-    return digest.hexdigest()
+    return digest_of(b"kv", revision.encode(), json.dumps(facts, sort_keys=True).encode())
 
 
 def checkpoint_bytes(model_dir: Path, itemsize: int) -> int:
@@ -64,6 +46,22 @@ def checkpoint_bytes(model_dir: Path, itemsize: int) -> int:
         header.pop("__metadata__", None)
         total += sum(itemsize * _product(tensor["shape"]) for tensor in header.values())
     return total
+
+
+def _content(model_dir: Path) -> Iterator[bytes]:
+    config = json.loads((model_dir / "config.json").read_text(encoding="utf-8"))
+    yield json.dumps(config, sort_keys=True).encode()
+    for path in _weight_files(model_dir):
+        size = path.stat().st_size
+        yield path.name.encode()
+        yield str(size).encode()
+        with path.open("rb") as file:
+            header = _raw_header(file.read(8), path)
+            yield file.read(header)
+            start = 8 + header
+            for offset in (*range(start, size, SAMPLE_STRIDE), max(start, size - SAMPLE_BYTES)):
+                file.seek(offset)
+                yield file.read(SAMPLE_BYTES)
 
 
 def _weight_files(model_dir: Path) -> list[Path]:
@@ -86,8 +84,3 @@ def _product(shape: Iterable[int]) -> int:
     for size in shape:
         product *= size
     return product
-
-
-def _add(digest: Any, part: bytes) -> None:
-    """Length-prefixed, so that no part can imitate its neighbours."""
-    digest.update(struct.pack("<Q", len(part)) + part)
