@@ -154,7 +154,9 @@ BodyT = TypeVar("BodyT", bound=_Body)
 def parse(kind: type[BodyT], data: bytes) -> BodyT:
     """A request body; every mistake is `InvalidRequest`."""
     try:
-        body = kind.model_validate_json(data)
+        body = kind.model_validate_json(data.decode())
+    except UnicodeDecodeError as error:
+        raise InvalidRequest("body", f"the body is not valid UTF-8: byte {error.start}") from None
     except ValidationError as error:
         raise _translated(error) from None
     body.check()
