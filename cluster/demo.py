@@ -59,7 +59,7 @@ def main() -> int:
     config = ClusterConfig(
         engine=EngineConfig(model="demo"), serve=ServeConfig(port=http_port, grpc_port=grpc_port, replicas=2)
     )
-    cluster = LocalCluster(with_threads(config))
+    cluster = LocalCluster(with_threads(config), show_logs=False)  # they would cut into the answers
     try:
         resolve_with_progress("demo", console)
         with console.status("starting") as line:

@@ -11,6 +11,8 @@ started here are touched.
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import io
 import logging
 import shutil
 import sys
@@ -33,10 +35,11 @@ logger = logging.getLogger(__name__)
 
 
 class LocalCluster:
-    """`on_phase` hears what is being started. `ray_temp_dir`: Ray's folder, a short path (socket names are limited)."""
+    """`show_logs`: print what the replicas log. `ray_temp_dir`: Ray's folder, a short path (socket names are limited)."""
 
-    def __init__(self, config: ClusterConfig, ray_temp_dir: str | None = None) -> None:
+    def __init__(self, config: ClusterConfig, *, show_logs: bool = True, ray_temp_dir: str | None = None) -> None:
         self.config = config
+        self._show_logs = show_logs
         self._ray_temp_dir = ray_temp_dir
         self._redis: PrivateRedis | None = None
         self._scratch: Path | None = None
@@ -72,11 +75,13 @@ class LocalCluster:
             import ray
             from ray import serve
 
-            try:
-                serve.shutdown()
-            finally:
-                ray.shutdown()
-                self._ray_started = False
+            # Serve ends its controller by killing it, and Ray then prints that as a failure on stdout.
+            with contextlib.redirect_stdout(io.StringIO()):
+                try:
+                    serve.shutdown()
+                finally:
+                    ray.shutdown()
+                    self._ray_started = False
         if self._redis is not None:
             self._redis.stop()
             self._redis = None
@@ -105,7 +110,7 @@ class LocalCluster:
             options["_temp_dir"] = self._ray_temp_dir
         ray.init(
             address="local",
-            log_to_driver=True,
+            log_to_driver=self._show_logs,
             include_dashboard=False,
             object_store_memory=200 * 2**20,
             logging_level=logging.WARNING,

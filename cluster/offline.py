@@ -10,7 +10,7 @@ from __future__ import annotations
 import queue
 import uuid
 from collections.abc import Generator, Iterator, Mapping, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -107,5 +107,6 @@ class OfflineEngine:
                 yield delta
         finally:
             del self._streams[request.request_id]
-            if not done and self._port.alive:
-                self._port.send(EngineCommand(cancel=request.request_id))
+            if not done:
+                with suppress(ReplicaLost):  # a dead engine has nothing to cancel
+                    self._port.send(EngineCommand(cancel=request.request_id))

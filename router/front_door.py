@@ -83,7 +83,8 @@ class FrontDoor:
         if call.model and call.model != self._model:
             raise ModelNotFound(f"model {call.model!r} is not served here; served: {self._model}", model=call.model)
         sampling = self._sampling(call.sampling)
-        prepared = await asyncio.to_thread(self._prepare, call, sampling)
+        limit = self._max_model_len()  # here, not in the thread: it reads state of the event loop
+        prepared = await asyncio.to_thread(self._prepare, call, sampling, limit)
         try:
             async with (
                 aclosing(self._attempts(prepared)) as deltas,
@@ -107,17 +108,15 @@ class FrontDoor:
         except TypeError as error:
             raise InvalidRequest("sampling", f"unknown sampling parameter: {error}") from None
 
-    def _prepare(self, call: GenerationCall, sampling: SamplingParams) -> _Prepared:
+    def _prepare(self, call: GenerationCall, sampling: SamplingParams, limit: int | None) -> _Prepared:
         tokens = self._tokens(call)
+        prompt_field = "messages" if call.messages is not None else "prompt"
         if not tokens:
-            field = "messages" if call.messages is not None else "prompt"
-            raise InvalidRequest(field, "the prompt is empty: it has no tokens")
-        limit = self._max_model_len()
+            raise InvalidRequest(prompt_field, "the prompt is empty: it has no tokens")
         wanted = len(tokens) + (sampling.max_tokens or 1)
         if limit is not None and wanted > limit:
-            field = "prompt" if len(tokens) >= limit else "max_tokens"
             raise RequestTooLong(
-                field,
+                prompt_field if len(tokens) >= limit else "max_tokens",
                 f"prompt ({len(tokens)} tokens) + max_tokens ({sampling.max_tokens or 1}) exceeds the limit of "
                 f"{limit} tokens",
                 limit=limit,
@@ -152,7 +151,7 @@ class FrontDoor:
     async def _attempts(self, prepared: _Prepared) -> AsyncGenerator[tuple[WorkerId, TokenDelta], None]:
         """Deltas of the first attempt that yields any. Refused and lost attempts move on to another replica."""
         excluded: frozenset[WorkerId] = frozenset()
-        tokens_out = 0
+        tokens_out, refusals = 0, 0
         for attempt in range(MAX_ATTEMPTS):
             hint = RouteHint(
                 request_id=prepared.hint.request_id,
@@ -174,8 +173,8 @@ class FrontDoor:
                     raise ReplicaLost(
                         f"the replica was lost after {tokens_out} tokens; send the request again", tokens=tokens_out
                     ) from error
-                final = attempt == MAX_ATTEMPTS - 1 or (isinstance(error, Overloaded) and attempt >= 1)
-                if final:
+                refusals += isinstance(error, Overloaded)
+                if attempt == MAX_ATTEMPTS - 1 or refusals > 1:
                     raise
                 if worker is not None:
                     excluded |= {worker}
@@ -208,9 +207,9 @@ async def _next_before(
     events: AsyncIterator[GenerationEvent], deadline: float | None, timeout_s: float | None
 ) -> GenerationEvent | None:
     """The next event, or None at the end; DeadlineExceeded when it does not come in time."""
+    if deadline is None:
+        return await anext(events, None)
     try:
-        if deadline is None:
-            return await anext(events, None)
         async with asyncio.timeout(deadline - time.monotonic()):
             return await anext(events, None)
     except TimeoutError:

@@ -107,13 +107,14 @@ class RoutingState:
         known = self.follower.workers.get(worker_id)
         own = self.ledger.uncached_tokens(worker_id, self.epoch_of(worker_id))
         own_requests = self.ledger.requests(worker_id, self.epoch_of(worker_id))
+        if hint.request_id and self.ledger.booked_on(hint.request_id) == (worker_id, self.epoch_of(worker_id)):
+            own -= self.ledger.booked_tokens(hint.request_id)  # not ahead of itself when Serve asks again
+            own_requests -= 1
         others, rate, running = 0, 0.0, own_requests
         if known is not None:
             others = known.load.total_uncached_tokens - known.load.uncached_tokens.get(self.router_id, 0)
             rate = known.load.prefill_tokens_per_s
             running = max(own_requests, known.load.running + known.load.waiting)
-        if hint.request_id and self.ledger.booked_on(hint.request_id) == (worker_id, self.epoch_of(worker_id)):
-            own -= self.ledger.booked_tokens(hint.request_id)  # not ahead of itself when Serve asks again
         return Candidate(
             worker_id=worker_id,
             overlap_tokens=min(chunks * self.chunk_tokens, max(hint.prompt_tokens - 1, 0)),

@@ -9,6 +9,7 @@ no queue outlives its stream.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import AsyncIterator, Callable
 
@@ -64,8 +65,9 @@ class EngineClient:
                 yield delta
         finally:
             self._streams.pop(request.request_id, None)
-            if not done and self.alive:
-                self._port.send(EngineCommand(cancel=request.request_id))
+            if not done:
+                with contextlib.suppress(ReplicaLost):  # a dead engine has nothing to cancel
+                    self._port.send(EngineCommand(cancel=request.request_id))
 
     async def close(self) -> None:
         self._closing = True

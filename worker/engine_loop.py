@@ -35,9 +35,12 @@ def run_engine_loop(
     emit(engine.step())
     status = StatusLine(clock)
     while True:
-        commands = source.drain(wait=not engine.has_work)
+        idle = not engine.has_work
+        commands = source.drain(wait=idle)
         if commands is None:
             return
+        if idle:
+            status.wake()
         engine.execute(commands)
         frame = engine.step()
         emit(frame)
@@ -45,15 +48,25 @@ def run_engine_loop(
 
 
 class StatusLine:
-    """Logs one INFO line at most every `STATUS_INTERVAL_S` while there is traffic."""
+    """Logs one INFO line at most every `STATUS_INTERVAL_S` while there is traffic.
+
+    A line tells of the time since `_since`, when the counters stood at `_last`.
+    """
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
-        self._since = clock()
-        self._last = ReplicaLoad()
+        self._since = self._seen_at = clock()
+        self._last = self._seen = ReplicaLoad()
+
+    def wake(self) -> None:
+        """The engine was idle until now. A long pause is no part of the next line, or its rate would be near 0."""
+        now = self._clock()
+        if now - self._seen_at >= STATUS_INTERVAL_S:
+            self._since, self._last = now, self._seen
 
     def update(self, load: ReplicaLoad) -> None:
         now = self._clock()
+        self._seen, self._seen_at = load, now
         if now - self._since < STATUS_INTERVAL_S:
             return
         if load.generated_tokens != self._last.generated_tokens or load.query_tokens != self._last.query_tokens:

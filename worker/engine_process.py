@@ -3,7 +3,7 @@
 torch takes the GIL hundreds of times a step; in a process of its own the step loop shares it with nobody, and a
 crash of the model cannot take the replica's health checks with it.
 
-Owns: the child process, the parent's end of the socket, the reader thread.
+Owns: the child process, the parent's end of the socket, and the two threads that read and write it.
 Does not: run steps (engine_main, in the child).
 Invariants: those of EnginePort; the child never outlives this process (it ends when its socket closes).
 """
@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import logging
 import os
+import queue
 import socket
 import subprocess
 import sys
@@ -37,8 +38,9 @@ class ProcessEnginePort:
         self._model_dir = model_dir
         self._process: subprocess.Popen[bytes] | None = None
         self._socket: MessageSocket | None = None
-        self._write_lock = threading.Lock()
-        self._reader: threading.Thread | None = None
+        self._outbox: queue.SimpleQueue[EngineCommand | None] = queue.SimpleQueue()
+        self._threads: list[threading.Thread] = []
+        self._ended = False
 
     @property
     def pid(self) -> int | None:
@@ -46,7 +48,7 @@ class ProcessEnginePort:
 
     @property
     def alive(self) -> bool:
-        return self._process is not None and self._process.poll() is None
+        return self._process is not None and not self._ended and self._process.poll() is None
 
     def start(self, sink: EngineSink) -> ModelFacts:
         ours, theirs = socket.socketpair()
@@ -63,22 +65,28 @@ class ProcessEnginePort:
         messages = self._socket.read(wait=True)
         if messages is None:
             code = self._process.wait()
+            self.close()
             raise ConfigError(f"the engine process ended while it started (exit code {code}); its log says why")
         if "error" in messages[0]:
             self.close()
             raise from_wire(messages[0]["error"])
-        self._reader = threading.Thread(target=self._read, args=(sink, messages[1:]), name="kvray-frames", daemon=True)
-        self._reader.start()
+        self._threads = [
+            threading.Thread(target=self._read, args=(sink, messages[1:]), name="kvray-frames", daemon=True),
+            threading.Thread(target=self._write, name="kvray-commands", daemon=True),
+        ]
+        for thread in self._threads:
+            thread.start()
         return ModelFacts.from_wire(messages[0]["facts"])
 
     def send(self, command: EngineCommand) -> None:
-        with self._write_lock:
-            if self._socket is None or not self._socket.write(command.to_wire()):
-                raise ReplicaLost("the engine process is gone")
+        if not self.alive:
+            raise ReplicaLost("the engine process is gone")
+        self._outbox.put(command)
 
     def close(self) -> None:
         if self._socket is not None:
             self._socket.close()
+        self._outbox.put(None)
         if self._process is not None:
             try:
                 self._process.wait(_EXIT_WAIT_S)
@@ -86,14 +94,27 @@ class ProcessEnginePort:
                 logger.warning("engine process %d did not end in %.0f s and is killed", self._process.pid, _EXIT_WAIT_S)
                 self._process.kill()
                 self._process.wait()
-        if self._reader is not None and self._reader is not threading.current_thread():
-            self._reader.join()
+        for thread in self._threads:
+            if thread is not threading.current_thread():
+                thread.join()
 
     def _read(self, sink: EngineSink, early: list[object]) -> None:
         assert self._socket is not None and self._process is not None
         messages: list[object] | None = early
-        while messages is not None:
-            for message in messages:
-                sink.on_frame(EngineFrame.from_wire(message))  # type: ignore[arg-type]
-            messages = self._socket.read(wait=True)
+        try:
+            while messages is not None:
+                for message in messages:
+                    sink.on_frame(EngineFrame.from_wire(message))  # type: ignore[arg-type]
+                messages = self._socket.read(wait=True)
+        except Exception:
+            logger.exception("engine process %d sent what is no frame and is killed", self._process.pid)
+            self._process.kill()
+        self._ended = True  # first: a command that is accepted after the sink was told would wait for ever
         sink.on_exit(f"engine process {self._process.pid} ended")
+
+    def _write(self) -> None:
+        """A full socket blocks this thread while the child is in a step, never the caller of `send`."""
+        assert self._socket is not None
+        while (command := self._outbox.get()) is not None:
+            if not self._socket.write(command.to_wire()):
+                return  # the reader sees the end too

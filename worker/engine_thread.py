@@ -30,6 +30,7 @@ class ThreadEnginePort:
         self._build = build
         self._commands: queue.SimpleQueue[EngineCommand | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
+        self._ended = False
 
     def start(self, sink: EngineSink) -> ModelFacts:
         engine, facts = self._build()
@@ -39,7 +40,7 @@ class ThreadEnginePort:
 
     @property
     def alive(self) -> bool:
-        return self._thread is not None and self._thread.is_alive()
+        return self._thread is not None and not self._ended
 
     def send(self, command: EngineCommand) -> None:
         if not self.alive:
@@ -70,4 +71,5 @@ class ThreadEnginePort:
         except Exception as error:
             logger.exception("the engine failed")
             reason = f"{type(error).__name__}: {error}"
+        self._ended = True  # first: a command that is accepted after the sink was told would wait for ever
         sink.on_exit(reason)

@@ -8,7 +8,6 @@ Invariants: messages arrive whole and in order; a closed peer reads as None, nev
 from __future__ import annotations
 
 import contextlib
-import select
 import socket
 from typing import Any
 
@@ -39,12 +38,12 @@ class MessageSocket:
         messages: list[Any] = []
         while True:
             messages.extend(self._unpacker)
-            if messages or not wait:
-                ready = select.select([self._sock], [], [], 0)[0]
-                if not ready:
-                    return messages
-            if not self._fill():
+            data = self._receive(wait=wait and not messages)
+            if data is None:
+                return messages
+            if not data:
                 return messages or None  # what came before the end is still delivered
+            self._unpacker.feed(data)
 
     def close(self) -> None:
         # shutdown wakes a reader that blocks in another thread; close alone would not
@@ -52,10 +51,11 @@ class MessageSocket:
             self._sock.shutdown(socket.SHUT_RDWR)
         self._sock.close()
 
-    def _fill(self) -> bool:
+    def _receive(self, *, wait: bool) -> bytes | None:
+        """None when nothing is there yet, b"" at the end, also when `close` was called meanwhile."""
         try:
-            data = self._sock.recv(_READ_BYTES)
+            return self._sock.recv(_READ_BYTES, 0 if wait else socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            return None
         except OSError:
-            return False
-        self._unpacker.feed(data)
-        return bool(data)
+            return b""

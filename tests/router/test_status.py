@@ -40,10 +40,12 @@ def test_table(error: errors.KvrayError, http: int, code: grpc.StatusCode, name:
 
 
 def test_every_request_error_has_a_row() -> None:
+    """Errors that other modules derive never reach a client, and this process may or may not have loaded them."""
     covered = {type(error) for error, *_ in CASES}
 
     def tree(cls: type[errors.KvrayError]) -> set[type[errors.KvrayError]]:
-        return {cls}.union(*(tree(sub) for sub in cls.__subclasses__()))
+        subs = [sub for sub in cls.__subclasses__() if sub.__module__ == errors.__name__]
+        return {cls}.union(*(tree(sub) for sub in subs))
 
     assert tree(errors.KvrayError) - covered == {errors.KvrayError, errors.ConfigError}
 

@@ -113,19 +113,27 @@ class FakeEngine:
 
     def add(self, prompt: list[int], max_tokens: int | None = 8, **options: object) -> str:
         request_id = f"r{next(self.ids)}"
+        command = self.command(request_id, prompt, max_tokens, **options)
+        self.answers[request_id] = []
+        self.engine.execute([command])
+        return request_id
+
+    def command(
+        self, request_id: str, prompt: list[int], max_tokens: int | None = 8, **options: object
+    ) -> EngineCommand:
+        """A request that the runner knows how to check, for whoever drives the engine through commands."""
         salt = str(options.pop("cache_salt", ""))
         sampling = SamplingParams(temperature=0, max_tokens=max_tokens, **options)  # type: ignore[arg-type]
-        request = GenerationRequest(
-            request_id=request_id,
-            prompt_token_ids=tuple(prompt),
-            sampling=sampling,
-            router_id="router",
-            cache_salt=salt,
-        )
         self.runner.histories[request_id] = list(prompt)
-        self.answers[request_id] = []
-        self.engine.execute([EngineCommand(add=request)])
-        return request_id
+        return EngineCommand(
+            add=GenerationRequest(
+                request_id=request_id,
+                prompt_token_ids=tuple(prompt),
+                sampling=sampling,
+                router_id="router",
+                cache_salt=salt,
+            )
+        )
 
     def cancel(self, request_id: str) -> None:
         self.engine.execute([EngineCommand(cancel=request_id)])
