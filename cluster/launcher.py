@@ -35,7 +35,7 @@ logger = logging.getLogger(__name__)
 
 
 class LocalCluster:
-    """`show_logs`: print what the replicas log. `ray_temp_dir`: Ray's folder, a short path (socket names are limited)."""
+    """`show_logs`: print what the replicas log. `ray_temp_dir`: Ray's folder; a short path."""
 
     def __init__(self, config: ClusterConfig, *, show_logs: bool = True, ray_temp_dir: str | None = None) -> None:
         self.config = config

@@ -6,8 +6,8 @@
 
 Owns: the cache's place, the lock and rename that make building the demo model atomic, one clear line per failure.
 Does not: load models (worker.models) or know how the demo model is converted (cluster.demo_model).
-Invariants: a returned directory is complete; two processes may resolve the same model at once; a second call
-neither downloads nor converts.
+Invariants: a returned directory is complete, but for weights that nobody asked for; two processes may resolve the
+same model at once; a second call neither downloads nor converts.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ logger = logging.getLogger(__name__)
 
 DEMO = "demo"
 DEMO_NAME = "SmolLM2-135M-Instruct"
-_HUB_FILES = ["*.json", "*.safetensors", "*.jinja", "*.model", "*.txt"]
+_SMALL_FILES = ["*.json", "*.jinja", "*.model", "*.txt"]
+_WEIGHT_FILES = ["*.safetensors"]
 
 
 def default_cache_dir() -> Path:
@@ -38,9 +39,16 @@ def default_cache_dir() -> Path:
 
 
 def resolve_model(
-    model: str, on_progress: Callable[[str, float], None] | None = None, cache_dir: Path | None = None
+    model: str,
+    on_progress: Callable[[str, float], None] | None = None,
+    cache_dir: Path | None = None,
+    *,
+    weights: bool = True,
 ) -> Path:
-    """The local directory of `model`. `on_progress(phase, share)` hears of "download" and "convert"."""
+    """The local directory of `model`. `on_progress(phase, share)` hears of "download" and "convert".
+
+    `weights` False: config and tokenizer are enough, so a hub model's weights are not downloaded.
+    """
     report = on_progress or (lambda _phase, _share: None)
     if model == DEMO:
         return _demo(cache_dir or default_cache_dir(), report)
@@ -51,7 +59,7 @@ def resolve_model(
         return path.resolve()
     if path.exists() or model.startswith((".", "/", "~")) or model.count("/") > 1:
         raise ConfigError(f"model {model!r}: there is no such directory")
-    return _from_hub(model, report)
+    return _from_hub(model, report, _SMALL_FILES + (_WEIGHT_FILES if weights else []))
 
 
 def _demo(cache_dir: Path, report: Callable[[str, float], None]) -> Path:
@@ -90,13 +98,13 @@ def _locked(path: Path) -> Iterator[None]:
         yield
 
 
-def _from_hub(model: str, report: Callable[[str, float], None]) -> Path:
+def _from_hub(model: str, report: Callable[[str, float], None], patterns: list[str]) -> Path:
     from huggingface_hub import snapshot_download  # slow to import, and only this branch needs it
     from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
 
     report("download", 0.0)
     try:
-        path = Path(snapshot_download(model, allow_patterns=_HUB_FILES))
+        path = Path(snapshot_download(model, allow_patterns=patterns))
     except HFValidationError:
         raise ConfigError(f"model {model!r} is neither a directory nor a Hugging Face id (owner/name)") from None
     except (LocalEntryNotFoundError, ConnectionError, TimeoutError) as error:

@@ -38,8 +38,9 @@ class Dispatcher(Protocol):
     def dispatch(
         self, request: GenerationRequest, hint: RouteHint
     ) -> AsyncGenerator[tuple[WorkerId, TokenDelta], None]:
-        """Send to a replica and stream its deltas. Raises the replica's typed error, or ReplicaLost when it died;
-        both carry details["worker_id"] when the replica is known."""
+        """Send to a replica and stream its deltas. Raises the replica's typed error, or ReplicaLost when the call
+        broke; both carry details["worker_id"] when the replica is known. details["dead"] is False where only the
+        call failed and the replica may well live."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,13 +111,12 @@ class FrontDoor:
 
     def _prepare(self, call: GenerationCall, sampling: SamplingParams, limit: int | None) -> _Prepared:
         tokens = self._tokens(call)
-        prompt_field = "messages" if call.messages is not None else "prompt"
         if not tokens:
-            raise InvalidRequest(prompt_field, "the prompt is empty: it has no tokens")
+            raise InvalidRequest(call.prompt_field, "the prompt is empty: it has no tokens")
         wanted = len(tokens) + (sampling.max_tokens or 1)
         if limit is not None and wanted > limit:
             raise RequestTooLong(
-                prompt_field if len(tokens) >= limit else "max_tokens",
+                call.prompt_field if len(tokens) >= limit else "max_tokens",
                 f"prompt ({len(tokens)} tokens) + max_tokens ({sampling.max_tokens or 1}) exceeds the limit of "
                 f"{limit} tokens",
                 limit=limit,
@@ -140,13 +140,13 @@ class FrontDoor:
             size = self._tokenizer.vocab_size
             for token in call.token_ids:
                 if isinstance(token, bool) or not isinstance(token, int) or not 0 <= token < size:
-                    raise InvalidRequest("token_ids", f"token ids must be integers from 0 to {size - 1}")
+                    raise InvalidRequest(call.prompt_field, f"token ids must be integers from 0 to {size - 1}")
             return list(call.token_ids)
         if call.messages is not None:
             return self._tokenizer.apply_chat_template(call.messages)
         if call.text is None:
-            raise InvalidRequest("prompt", "a prompt is required: text, token ids or chat messages")
-        return self._tokenizer.encode(call.text)
+            raise InvalidRequest(call.prompt_field, "a prompt is required: text, token ids or chat messages")
+        return self._tokenizer.encode(call.text, field=call.prompt_field)
 
     async def _attempts(self, prepared: _Prepared) -> AsyncGenerator[tuple[WorkerId, TokenDelta], None]:
         """Deltas of the first attempt that yields any. Refused and lost attempts move on to another replica."""
@@ -164,10 +164,12 @@ class FrontDoor:
                     async for worker_id, delta in stream:
                         tokens_out += len(delta.token_ids)
                         yield worker_id, delta
-                return
+                        if delta.last:
+                            return
+                raise ReplicaLost("the replica ended the stream before the answer was complete")
             except (ReplicaLost, Overloaded) as error:
                 worker = error.details.get("worker_id")
-                if isinstance(error, ReplicaLost) and worker is not None:
+                if isinstance(error, ReplicaLost) and worker is not None and error.details.get("dead", True):
                     self._on_lost(worker)
                 if tokens_out:
                     raise ReplicaLost(

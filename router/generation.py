@@ -21,6 +21,7 @@ class GenerationCall:
     """One request as a client meant it. Sampling fields are raw and validated by the service.
 
     model: public model name, "" for the only one.  prompt: text | token ids | chat messages (exactly one is set).
+    prompt_field: what the client's protocol calls the prompt, for errors.
     max_tokens None: the endpoint's default (16 for completions, the rest of the model length for chat and gRPC).
     timeout_s: client deadline.  sampling: keyword arguments of SamplingParams (seed may be absent: drawn).
     """
@@ -29,6 +30,7 @@ class GenerationCall:
     text: str | None = None
     token_ids: Sequence[int] | None = None
     messages: Sequence[dict[str, Any]] | None = None
+    prompt_field: str = "prompt"
     sampling: dict[str, Any] = field(default_factory=dict)
     cache_salt: str = ""
     timeout_s: float | None = None

@@ -31,11 +31,11 @@ def call_from(request: pb.GenerateRequest, timeout_s: float | None) -> Generatio
     prompt: dict[str, Any]
     match request.WhichOneof("input"):
         case "text":
-            prompt = {"text": request.text}
+            prompt = {"text": request.text, "prompt_field": "text"}
         case "token_ids":
-            prompt = {"token_ids": _token_ids(request.token_ids.ids)}
+            prompt = {"token_ids": _token_ids(request.token_ids.ids), "prompt_field": "token_ids"}
         case "chat":
-            prompt = {"messages": _messages(request.chat.messages)}
+            prompt = {"messages": _messages(request.chat.messages), "prompt_field": "chat.messages"}
         case _:
             raise InvalidRequest("input", "the request has no prompt: set text, token_ids or chat")
     return GenerationCall(

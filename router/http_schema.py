@@ -145,7 +145,7 @@ class ChatBody(_Body):
             raise InvalidRequest("messages", "messages is empty")
         messages = [_message(f"messages[{index}]", message) for index, message in enumerate(self.messages)]
         max_tokens = self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
-        return self._call(max_tokens, messages=messages)
+        return self._call(max_tokens, messages=messages, prompt_field="messages")
 
 
 BodyT = TypeVar("BodyT", bound=_Body)

@@ -54,7 +54,7 @@ class Ingress:
     async def __init__(self, workers: DeploymentHandle, config: dict[str, Any], state_name: str) -> None:  # type: ignore[misc]  # Serve awaits it
         configure_logging("router")
         self._config = ClusterConfig.model_validate(config)
-        model_dir = await asyncio.to_thread(resolve_model, self._config.engine.model)
+        model_dir = await asyncio.to_thread(resolve_model, self._config.engine.model, weights=False)
         tokenizer = await asyncio.to_thread(Tokenizer.from_dir, model_dir)
         scheme = route_scheme(model_dir, tokenizer, self._config.engine.cache.chunk_tokens)
         self._state = self._build_state(scheme)

@@ -60,7 +60,7 @@ class RoutingState:
 
     def decide(self, hint: RouteHint, worker_ids: Sequence[WorkerId]) -> list[WorkerId]:
         """Rank the replicas that Serve offers, book the request on the best, and remember why."""
-        held = self.index.overlaps(hint.chunk_hashes) if self.follower.ready else {}
+        held = self._overlaps(hint)
         candidates = [self._candidate(worker_id, hint, held.get(worker_id, 0)) for worker_id in worker_ids]
         ranking = self.policy.rank(hint.prompt_tokens, candidates)
         if ranking:
@@ -72,8 +72,7 @@ class RoutingState:
         """Serve dispatched to `worker_id`, perhaps not our first choice: move the booking."""
         life = self.ledger.booked_on(hint.request_id)
         if life is not None and life[0] != worker_id:
-            held = self.index.overlaps(hint.chunk_hashes).get(worker_id, 0)
-            self._book(hint, self._candidate(worker_id, hint, held))
+            self._book(hint, self._candidate(worker_id, hint, self._overlaps(hint).get(worker_id, 0)))
 
     def mark_lost(self, worker_id: WorkerId) -> None:
         """The replica died or its engine did: credit nothing to it from now on."""
@@ -102,6 +101,10 @@ class RoutingState:
     def epoch_of(self, worker_id: WorkerId) -> Epoch:
         known = self.follower.workers.get(worker_id)
         return NO_EPOCH if known is None else known.epoch
+
+    def _overlaps(self, hint: RouteHint) -> dict[WorkerId, int]:
+        """Chunks held, by worker; nothing before the index is complete."""
+        return self.index.overlaps(hint.chunk_hashes) if self.follower.ready else {}
 
     def _candidate(self, worker_id: WorkerId, hint: RouteHint, chunks: int) -> Candidate:
         known = self.follower.workers.get(worker_id)

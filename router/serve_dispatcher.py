@@ -60,6 +60,7 @@ class ServeDispatcher:
     def _lost(self, request: GenerationRequest, error: RayError) -> ReplicaLost:
         life = self._ledger.booked_on(request.request_id)
         details: dict[str, Any] = {} if life is None else {"worker_id": life[0]}
-        if not isinstance(error, RayActorError):
-            logger.warning("a worker call failed: %s", type(error).__name__)
-        return ReplicaLost("the replica died", **details)
+        if isinstance(error, RayActorError):
+            return ReplicaLost("the replica died", **details)
+        logger.warning("a worker call failed: %s", type(error).__name__)
+        return ReplicaLost("the call to the replica failed", dead=False, **details)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import errno
 import threading
 from pathlib import Path
-from typing import Any, ClassVar
+from types import SimpleNamespace
+from typing import Any
 
 import huggingface_hub
 import pytest
@@ -60,21 +61,22 @@ def test_hub_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert "*.safetensors" in calls[0]["allow_patterns"]
     assert "*.bin" not in calls[0]["allow_patterns"]
 
+    resolve_model("owner/name", weights=False)
+    assert "*.safetensors" not in calls[1]["allow_patterns"]
+    assert "*.json" in calls[1]["allow_patterns"]
 
-class Response:
-    headers: ClassVar[dict[str, str]] = {}
-    request = None
 
-    def __init__(self, status_code: int) -> None:
-        self.status_code = status_code
+def response(status_code: int) -> Any:
+    """As much of an HTTP reply as the hub's errors look at."""
+    return SimpleNamespace(status_code=status_code, headers={}, request=None)
 
 
 @pytest.mark.parametrize(
     "outcome,said",
     [
-        (RepositoryNotFoundError("x", response=Response(404)), "has no model 'owner/name'"),
-        (RepositoryNotFoundError("x", response=Response(401)), "HF_TOKEN is missing or wrong"),
-        (GatedRepoError("x", response=Response(403)), "ask for access"),
+        (RepositoryNotFoundError("x", response=response(404)), "has no model 'owner/name'"),
+        (RepositoryNotFoundError("x", response=response(401)), "HF_TOKEN is missing or wrong"),
+        (GatedRepoError("x", response=response(403)), "ask for access"),
         (LocalEntryNotFoundError("ConnectError: no route\nmore"), "cannot reach the Hugging Face hub"),
         (ConnectionError("refused"), "cannot reach the Hugging Face hub"),
         (OSError(errno.ENOSPC, "No space left on device"), "the disk is full"),

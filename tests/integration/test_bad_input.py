@@ -84,15 +84,15 @@ def test_grpc(cluster: Any, call: pb.GenerateRequest, code: grpc.StatusCode, say
     for method in (cluster.stub().GenerateOnce, lambda *a, **k: list(cluster.stub().Generate(*a, **k))):
         with pytest.raises(grpc.RpcError) as caught:
             method(call, timeout=60)
-        assert caught.value.code() is code  # type: ignore[attr-defined]
-        assert says in caught.value.details()  # type: ignore[attr-defined]
+        assert caught.value.code() is code
+        assert says in caught.value.details()
 
 
 @pytest.mark.parametrize(("path", "body", "code", "says"), [c[1:] for c in HTTP_CASES], ids=[c[0] for c in HTTP_CASES])
 def test_http(cluster: Any, path: str, body: bytes | dict[str, Any], code: int, says: str) -> None:
     url = f"{cluster.http_url}/v1/{path}"
     content = {"content": body} if isinstance(body, bytes) else {"json": body}
-    reply = httpx.post(url, timeout=60, **content)  # type: ignore[arg-type]
+    reply = httpx.post(url, timeout=60, **content)
     assert reply.status_code == code
     error = reply.json()["error"]
     assert says in f"{error['message']} {error['param']}"
@@ -120,5 +120,5 @@ def test_deadline_frees_the_request(cluster: Any) -> None:
     call = pb.GenerateRequest(text="Tell me everything.", sampling=Options(max_tokens=2000, ignore_eos=True))
     with pytest.raises(grpc.RpcError) as caught:
         cluster.stub().GenerateOnce(call, timeout=2)
-    assert caught.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED  # type: ignore[attr-defined]
+    assert caught.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
     cluster.settled(timeout_s=20)

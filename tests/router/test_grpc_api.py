@@ -87,7 +87,7 @@ class World:
 
     @property
     def inference(self) -> Any:
-        return pb_grpc.InferenceStub(self.channel)  # type: ignore[no-untyped-call]
+        return pb_grpc.InferenceStub(self.channel)
 
     @property
     def health(self) -> Any:
@@ -97,8 +97,8 @@ class World:
     async def serving(self) -> AsyncIterator[World]:
         server = grpc.aio.server()
         servicer = Servicer(self.api)
-        pb_grpc.add_InferenceServicer_to_server(servicer, server)  # type: ignore[no-untyped-call]
-        pb_grpc.add_CacheServicer_to_server(servicer, server)  # type: ignore[no-untyped-call]
+        pb_grpc.add_InferenceServicer_to_server(servicer, server)
+        pb_grpc.add_CacheServicer_to_server(servicer, server)
         health_pb2_grpc.add_HealthServicer_to_server(servicer, server)
         port = server.add_insecure_port("127.0.0.1:0")
         await server.start()
@@ -265,7 +265,7 @@ async def test_abandoned_stream_closes_the_generator() -> None:
     world = World()
     stream = world.api.generate(request(), ServeLikeContext())
     await anext(stream)
-    await stream.aclose()  # type: ignore[attr-defined]
+    await stream.aclose()
     assert world.generator.closed.is_set()
 
 
@@ -283,7 +283,7 @@ async def test_status() -> None:
     load = ReplicaLoad(waiting=1, running=2, uncached_tokens={"a": 3, "b": 4}, free_blocks=5, cached_blocks=3)
     async with World().serving() as world:
         world.status.rows = [ReplicaStatus(info=info, epoch=Epoch(2**50), load=load, indexed_chunks=9)]
-        cache: Any = pb_grpc.CacheStub(world.channel)  # type: ignore[no-untyped-call]
+        cache: Any = pb_grpc.CacheStub(world.channel)
         reply = await cache.Status(pb.StatusRequest())
     assert (list(reply.models), reply.ready) == (["demo"], True)
     (row,) = reply.replicas

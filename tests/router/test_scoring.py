@@ -40,7 +40,7 @@ def test_the_faster_replica_wins_at_equal_work(ttft: EstimatedTtft) -> None:
 def test_an_unknown_rate_is_the_mean_of_the_known_ones(ttft: EstimatedTtft) -> None:
     """A new replica must not look faster or slower than the fleet only because it has not measured yet."""
     known = candidate("a", prefill_tokens_per_s=100.0)
-    scores = {s.candidate.worker_id: s.cost for s in ttft.rank(50, [known, candidate("b")])}
+    scores = {str(s.candidate.worker_id): s.cost for s in ttft.rank(50, [known, candidate("b")])}
     assert scores["a"] == scores["b"] == pytest.approx(0.5)
 
 

@@ -164,9 +164,11 @@ def make_fake_engine(num_blocks: int = 32, block_size: int = 4, **options: objec
     """`options` go to EngineConfig, except prefix_cache and max_model_len (default: the whole pool)."""
     max_model_len = int(options.pop("max_model_len", num_blocks * block_size))  # type: ignore[call-overload]
     cache = CacheConfig(
-        block_size=block_size, chunk_tokens=2 * block_size, prefix_cache=options.pop("prefix_cache", "radix")
+        block_size=block_size,
+        chunk_tokens=2 * block_size,
+        prefix_cache=options.pop("prefix_cache", "radix"),
     )
-    config = EngineConfig(cache=cache, check_invariants=True, **options)  # type: ignore[arg-type]
+    config = EngineConfig(cache=cache, check_invariants=True, **options)
     runner = FingerprintRunner(num_blocks, block_size, max_model_len)
     scheme = RouteScheme(tokenizer_revision="t", model_revision="m", chunk_tokens=cache.chunk_tokens)
     return FakeEngine(assemble_engine(config, runner, scheme), runner)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from typing import Any
 
 import fake_engine as fakes
 from hypothesis import given, settings
@@ -33,7 +34,7 @@ actions = st.one_of(
     cache=st.sampled_from(["radix", "radix", "off"]),
 )
 def test_random_requests_get_the_answers_they_would_get_alone(
-    script: list[tuple[str, object]], num_blocks: int, budget: int, max_num_seqs: int, cache: str
+    script: list[tuple[str, Any]], num_blocks: int, budget: int, max_num_seqs: int, cache: str
 ) -> None:
     fake = fakes.make_fake_engine(
         num_blocks=num_blocks, token_budget=budget, max_num_seqs=max_num_seqs, max_queue=1000, prefix_cache=cache

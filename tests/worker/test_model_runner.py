@@ -107,7 +107,8 @@ def test_a_shared_prefix_in_other_blocks_gives_the_same_tokens(tiny_model_dir: C
     prompt = list(range(3, 30))
     wanted = complete(runner, prompt, [1, 2, 3, 4, 5], GREEDY, 8)
     runner.pool.copy_block(3, 40)  # copy-on-write of the third block; blocks 1 and 2 are shared
-    tokens, start, made = list(prompt), 20, []
+    made: list[int] = []
+    tokens, start = list(prompt), 20
     for _ in range(8):
         new = runner.run(Batch((seq(tokens, start, [1, 2, 40, 41, 42]),)))
         start, made = len(tokens), made + new

@@ -1,0 +1,233 @@
+"""RoutingState: what a decision sees, what it books, and what a lost replica loses."""
+
+from __future__ import annotations
+
+import pytest
+from fake_routing import CHUNK, E1, E2, A, B, C, RoutingWorld, hint
+
+from router import routing_state
+from router.routing_state import NO_EPOCH
+
+
+@pytest.fixture
+def world() -> RoutingWorld:
+    return RoutingWorld()
+
+
+# --- what a decision sees ---
+
+
+def test_own_requests_count_from_the_ledger_and_others_from_the_heartbeat(world: RoutingWorld) -> None:
+    """Our share of the heartbeat is left out: the ledger has it already, and newer."""
+    world.join(A, uncached_tokens={"me": 500, "other": 300, "third": 20})
+    world.ledger.book("mine", A, E1, 120)
+    world.decide(hint(), A)
+    assert world.seen[A].ahead_tokens == 120 + 300 + 20
+
+
+def test_a_heartbeat_older_than_our_first_tokens_does_not_count_them_again(world: RoutingWorld) -> None:
+    world.join(A, uncached_tokens={"me": 500})
+    world.ledger.book("mine", A, E1, 500)
+    world.ledger.prefill_done("mine")
+    world.decide(hint(), A)
+    assert world.seen[A].ahead_tokens == 0
+
+
+def test_the_busy_replica_loses_to_the_idle_one(world: RoutingWorld) -> None:
+    world.join(A, uncached_tokens={"other": 300})
+    world.join(B)
+    assert world.decide(hint(), A, B) == [B, A]
+
+
+def test_rate_and_running_come_from_the_heartbeat_or_from_more_own_requests(world: RoutingWorld) -> None:
+    world.join(A, running=2, waiting=1, prefill_tokens_per_s=250.0)
+    world.join(B, running=1)
+    for number in range(4):
+        world.ledger.book(f"mine-{number}", B, E1, 0)  # sent after the heartbeat
+    world.decide(hint(), A, B)
+    assert (world.seen[A].running, world.seen[A].prefill_tokens_per_s) == (3, 250.0)
+    assert (world.seen[B].running, world.seen[B].prefill_tokens_per_s) == (4, 0.0)
+
+
+def test_bookings_of_an_earlier_life_are_not_load_of_the_next(world: RoutingWorld) -> None:
+    world.join(A, epoch=E2)
+    world.ledger.book("old", A, E1, 500)
+    world.ledger.book("new", A, E2, 70)
+    world.decide(hint(), A)
+    assert (world.seen[A].ahead_tokens, world.seen[A].running) == (70, 1)
+
+
+def test_overlap_is_in_whole_chunks_and_leaves_one_token_to_compute(world: RoutingWorld) -> None:
+    world.join(A, held=3)
+    world.join(B, held=10)
+    assert world.decide(hint(tokens=40), A, B) == [B, A]
+    assert (world.seen[A].overlap_tokens, world.seen[B].overlap_tokens) == (3 * CHUNK, 39)
+
+
+def test_the_index_counts_only_once_its_snapshot_is_in(world: RoutingWorld) -> None:
+    world.join(A, held=10, uncached_tokens={"other": 1})
+    world.join(B)
+    world.follower.ready = False
+    assert world.decide(hint(), A, B) == [B, A]  # by load alone
+    assert world.seen[A].overlap_tokens == 0
+    world.follower.ready = True
+    assert world.decide(hint(), A, B) == [A, B]
+
+
+def test_another_salt_finds_nothing(world: RoutingWorld) -> None:
+    world.join(A, held=10)
+    world.decide(hint(salt="tenant"), A)
+    assert world.seen[A].overlap_tokens == 0
+
+
+def test_only_the_replicas_that_serve_offers_are_ranked(world: RoutingWorld) -> None:
+    world.join(A, held=10)
+    world.join(B)
+    assert world.decide(hint(), B, C) in ([B, C], [C, B])  # nothing is known of C yet, and it can be chosen
+    assert (world.seen[C].ahead_tokens, world.seen[C].prefill_tokens_per_s) == (0, 0.0)
+
+
+# --- what it books ---
+
+
+def test_a_decision_books_the_uncached_tokens_on_the_best_and_is_remembered(world: RoutingWorld) -> None:
+    world.join(A)
+    world.join(B, held=5)
+    world.now = 123.0
+    assert world.decide(hint("r", tokens=40), A, B) == [B, A]
+    assert world.ledger.booked_on("r") == (B, E1)
+    assert (world.ledger.uncached_tokens(B, E1), world.ledger.uncached_tokens(A, E1)) == (40 - 5 * CHUNK, 0)
+    decision = world.state.decisions[-1]
+    assert (decision.hint, decision.at) == (hint("r", tokens=40), 123.0)
+    assert [score.candidate.worker_id for score in decision.ranking] == [B, A]
+
+
+def test_booked_work_turns_the_next_request_away(world: RoutingWorld) -> None:
+    world.join(A)
+    world.join(B)
+    first = world.decide(hint("r1"), A, B)[0]
+    second = world.decide(hint("r2"), A, B)[0]
+    assert {first, second} == {A, B}
+
+
+def test_a_request_without_offers_is_not_booked(world: RoutingWorld) -> None:
+    assert world.decide(hint("r")) == []
+    assert world.ledger.booked_on("r") is None
+    assert not world.state.decisions
+
+
+def test_a_replica_without_a_heartbeat_is_booked_under_no_epoch(world: RoutingWorld) -> None:
+    world.decide(hint("r"), A)
+    assert world.ledger.booked_on("r") == (A, NO_EPOCH)
+
+
+def test_asking_again_does_not_count_the_request_as_work_ahead_of_itself(world: RoutingWorld) -> None:
+    """Serve asks again at every back-off; the first answer must not drive the next ones away."""
+    world.join(A)
+    world.join(B)
+    world.ledger.book("else-a", A, E1, 7)
+    for number in range(2):
+        world.ledger.book(f"else-b-{number}", B, E1, 7 * number)
+    assert world.decide(hint("r"), A, B) == [A, B]  # a tie in tokens; fewer running on A
+    first = world.seen
+    for _ in range(10):
+        assert world.decide(hint("r"), A, B) == [A, B]
+        assert world.seen == first
+    assert (world.ledger.uncached_tokens(A, E1), world.ledger.requests(A, E1)) == (7 + 40, 2)
+
+
+def test_routed_elsewhere_moves_the_booking(world: RoutingWorld) -> None:
+    world.join(A, held=8)
+    world.join(B, held=2)
+    assert world.decide(hint("r", tokens=40), A, B) == [A, B]
+    world.state.routed(hint("r", tokens=40), B)
+    assert world.ledger.booked_on("r") == (B, E1)
+    assert (world.ledger.uncached_tokens(A, E1), world.ledger.requests(A, E1)) == (0, 0)
+    assert world.ledger.uncached_tokens(B, E1) == 40 - 2 * CHUNK  # by what B holds, not A
+
+
+def test_routed_to_the_first_choice_changes_nothing(world: RoutingWorld) -> None:
+    """Not even after the first token, when the booked tokens are done."""
+    world.join(A)
+    world.decide(hint("r"), A)
+    world.ledger.prefill_done("r")
+    world.state.routed(hint("r"), A)
+    assert (world.ledger.booked_on("r"), world.ledger.uncached_tokens(A, E1)) == ((A, E1), 0)
+
+
+def test_routed_after_the_request_ended_books_nothing(world: RoutingWorld) -> None:
+    world.join(A)
+    world.decide(hint("r"), A)
+    world.ledger.release("r")
+    world.state.routed(hint("r"), A)
+    assert (world.ledger.booked_on("r"), world.ledger.requests(A, E1)) == (None, 0)
+
+
+# --- lost and excluded replicas ---
+
+
+def test_a_lost_replica_keeps_no_overlap_and_comes_last(world: RoutingWorld) -> None:
+    world.join(A, held=10)
+    world.join(B, uncached_tokens={"other": 5000})
+    assert world.decide(hint("r1"), A, B) == [A, B]
+    world.state.mark_lost(A)
+    assert world.follower.dropped == [A]
+    assert world.decide(hint("r2"), A, B) == [B, A]
+    assert (world.seen[A].overlap_tokens, world.seen[A].lost) == (0, True)
+
+
+def test_an_excluded_replica_comes_last_for_that_request_only(world: RoutingWorld) -> None:
+    world.join(A, held=10)
+    world.join(B, uncached_tokens={"other": 5000})
+    assert world.decide(hint("r1", exclude=[A]), A, B) == [B, A]
+    assert world.ledger.booked_on("r1") == (B, E1)
+    assert world.decide(hint("r2"), A, B) == [A, B]
+    assert world.follower.dropped == []
+
+
+def test_excluding_everyone_still_gives_a_ranking(world: RoutingWorld) -> None:
+    world.join(A)
+    world.join(B)
+    assert sorted(world.decide(hint(exclude=[A, B]), A, B)) == [A, B]
+
+
+def test_keep_only_forgets_losses_of_replicas_that_are_gone(world: RoutingWorld) -> None:
+    for worker_id in (A, B):
+        world.state.mark_lost(worker_id)
+    world.state.keep_only([B, C])
+    assert world.state.lost == {B}
+
+
+# --- status ---
+
+
+def test_the_longest_request_is_what_every_replica_accepts(world: RoutingWorld) -> None:
+    assert world.state.max_model_len() is None
+    world.join(A, max_model_len=4096)
+    world.join(B, max_model_len=2048)
+    assert world.state.max_model_len() == 2048
+    world.state.mark_lost(B)
+    assert world.state.max_model_len() == 4096
+
+
+def test_ready_needs_the_snapshot_and_a_replica(world: RoutingWorld) -> None:
+    assert not world.state.ready()
+    world.join(A)
+    assert world.state.ready()
+    world.follower.ready = False
+    assert not world.state.ready()
+
+
+def test_status_rows_tell_what_the_index_credits(world: RoutingWorld) -> None:
+    world.join(A, held=3, epoch=E2, running=4)
+    world.join(B)
+    rows = {row.info.worker_id: row for row in world.state.replicas()}
+    assert (rows[A].indexed_chunks, rows[A].epoch, rows[A].load.running) == (3, E2, 4)
+    assert (rows[B].indexed_chunks, rows[B].epoch) == (0, E1)
+
+
+def test_one_state_per_deployment_in_a_process(world: RoutingWorld, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(routing_state, "_states", {})
+    routing_state.install("workers", world.state)
+    assert routing_state.installed("workers") is world.state
+    assert routing_state.installed("others") is None

@@ -1,0 +1,156 @@
+"""A scripted Dispatcher and a byte tokenizer, to drive a FrontDoor without Ray or a model.
+
+Every character of ASCII text is one token, and an empty text has none.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import threading
+from collections.abc import AsyncGenerator, Callable
+from dataclasses import dataclass, field
+
+import tokenizers
+from tokenizers import decoders, models, pre_tokenizers
+
+from cluster.chat_template import ChatTemplate
+from cluster.core.hashing import RouteScheme
+from cluster.core.replica import Epoch, WorkerId
+from cluster.core.request import FinishReason, GenerationRequest, TokenDelta
+from cluster.tokenizer import Tokenizer
+from router.front_door import FrontDoor
+from router.route_ledger import RouteLedger
+from router.routing_state import RouteHint
+
+CHUNK_TOKENS = 4
+EPOCH = Epoch(1)
+SCHEME = RouteScheme(tokenizer_revision="t", model_revision="m", chunk_tokens=CHUNK_TOKENS)
+HANG = "hang"
+SLOW_S = 0.02
+
+Step = TokenDelta | Exception | str | float
+
+
+def byte_tokenizer(template: str | None = "{% for m in messages %}{{ m.content }}{% endfor %}") -> Tokenizer:
+    vocab = {char: number for number, char in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
+    backend = tokenizers.Tokenizer(models.BPE(vocab, []))
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.ByteLevel()
+    return Tokenizer(backend, ChatTemplate(template, {}))
+
+
+TOKENIZER = byte_tokenizer()
+
+
+def ids_of(text: str) -> tuple[int, ...]:
+    return tuple(TOKENIZER.encode(text))
+
+
+def delta(text: str = "", finish: FinishReason | None = None, cached: int | None = None) -> TokenDelta:
+    return TokenDelta(request_id="r", token_ids=ids_of(text), finish_reason=finish, cached_tokens=cached)
+
+
+def answer(text: str, finish: FinishReason = FinishReason.LENGTH) -> list[Step]:
+    """One delta per character; the last one ends the answer."""
+    return [*[delta(char) for char in text[:-1]], delta(text[-1:], finish)]
+
+
+@dataclass
+class Attempt:
+    """What one replica does: yield deltas, raise errors, sleep (a number of seconds) or hang."""
+
+    worker: str
+    steps: list[Step]
+    request: GenerationRequest | None = None
+    hint: RouteHint | None = None
+    sent: int = 0
+    ending: str = "never asked"
+
+
+@dataclass
+class FakeDispatcher:
+    """Plays the attempts in order and books each in the ledger, as the real chooser does."""
+
+    ledger: RouteLedger
+    attempts: list[Attempt]
+    used: list[Attempt] = field(default_factory=list)
+
+    async def dispatch(
+        self, request: GenerationRequest, hint: RouteHint
+    ) -> AsyncGenerator[tuple[WorkerId, TokenDelta], None]:
+        assert len(self.used) < len(self.attempts), "dispatched once more than the test expects"
+        attempt = self.attempts[len(self.used)]
+        self.used.append(attempt)
+        attempt.request, attempt.hint, attempt.ending = request, hint, "running"
+        self.ledger.book(request.request_id, WorkerId(attempt.worker), EPOCH, hint.prompt_tokens)
+        try:
+            for step in attempt.steps:
+                if isinstance(step, Exception):
+                    raise step
+                if isinstance(step, TokenDelta):
+                    attempt.sent += 1
+                    yield WorkerId(attempt.worker), step
+                else:
+                    await (asyncio.Event().wait() if step == HANG else asyncio.sleep(float(step)))
+            attempt.ending = "exhausted"
+        except GeneratorExit:
+            attempt.ending = "closed"
+            raise
+        except asyncio.CancelledError:
+            attempt.ending = "cancelled"
+            raise
+        except Exception:
+            attempt.ending = "failed"
+            raise
+
+
+@dataclass
+class DoorWorld:
+    """A FrontDoor on a scripted dispatcher, and everything it told its neighbours."""
+
+    attempts: list[Attempt]
+    limit: int | None = None
+    tokenizer: Tokenizer = TOKENIZER
+    seed: int = 7
+    lost: list[str] = field(default_factory=list)
+    limit_asked_in: list[int] = field(default_factory=list)
+    ledger: RouteLedger = field(default_factory=RouteLedger)
+    dispatcher: FakeDispatcher = field(init=False)
+    door: FrontDoor = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.dispatcher = FakeDispatcher(self.ledger, self.attempts)
+        on_lost: Callable[[WorkerId], None] = self.lost.append
+        self.door = FrontDoor(
+            model="demo",
+            tokenizer=self.tokenizer,
+            scheme=SCHEME,
+            dispatcher=self.dispatcher,
+            ledger=self.ledger,
+            router_id="me",
+            max_model_len=self._limit,
+            on_lost=on_lost,
+            rng=random.Random(self.seed),
+        )
+
+    def _limit(self) -> int | None:
+        self.limit_asked_in.append(threading.get_ident())
+        return self.limit
+
+    @property
+    def hints(self) -> list[RouteHint]:
+        return [attempt.hint for attempt in self.dispatcher.used if attempt.hint is not None]
+
+    @property
+    def request(self) -> GenerationRequest:
+        request = self.dispatcher.used[0].request
+        assert request is not None
+        return request
+
+    def live(self) -> int:
+        """Requests still booked, on any replica of the script."""
+        return sum(self.ledger.requests(WorkerId(name), EPOCH) for name in {a.worker for a in self.attempts})
+
+    def uncached(self) -> int:
+        return sum(self.ledger.uncached_tokens(WorkerId(name), EPOCH) for name in {a.worker for a in self.attempts})
