@@ -8,6 +8,7 @@ Invariants: SIGINT and SIGTERM end it the same way; whatever was started is stop
 from __future__ import annotations
 
 import os
+import re
 import signal
 import threading
 from types import FrameType
@@ -72,15 +73,23 @@ def _welcome(console: Console, cluster: LocalCluster) -> None:
     if replicas:
         console.print("KV account of each replica")
         console.print(account_of(replicas[0]), highlight=False)
-    console.print(f"HTTP  {cluster.http_url}/v1      gRPC  {cluster.grpc_address}      Redis  {config.index.redis_url}")
+    redis = hide_password(config.index.redis_url or "")
+    where = f"HTTP {cluster.http_url}/v1   gRPC {cluster.grpc_address}   Redis {redis}"
+    console.print(where, soft_wrap=True)
     console.print("\nTry it:")
-    body = f'{{"model": "{name}", "messages": [{{"role": "user", "content": "What is the capital of France?"}}]}}'
+    message = '{"role": "user", "content": "What is the capital of France?"}'
+    body = f'{{"model": "{name}", "temperature": 0, "messages": [{message}]}}'
     for command in (
         f"curl -s {cluster.http_url}/v1/chat/completions -H 'Content-Type: application/json' -d '{body}'",
         f".venv/bin/python examples/grpc_client.py --address {cluster.grpc_address} 'Tell me about the sea.'",
     ):
         console.print(f"  {command}", highlight=False, soft_wrap=True, markup=False)
     console.print("\nCtrl-C stops everything.")
+
+
+def hide_password(url: str) -> str:
+    """`redis://user:secret@host` -> `redis://***@host`."""
+    return re.sub(r"//[^/]*@", "//***@", url)
 
 
 def account_of(info: ReplicaInfo) -> str:

@@ -7,6 +7,7 @@ Invariants: an unreachable cluster is one line and exit code 1.
 from __future__ import annotations
 
 import grpc
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
@@ -20,9 +21,9 @@ def run_status(address: str) -> int:
             reply = inference_pb2_grpc.CacheStub(channel).Status(inference_pb2.StatusRequest(), timeout=10)
         except grpc.RpcError as error:
             raise ReplicaLost(f"no cluster answers at {address}: {error.details()}") from None
-    table = Table(title=", ".join(reply.models))
-    for heading in ("replica", "free", "cached", "in use", "running", "waiting", "hit rate", "tokens out", "preempted"):
-        table.add_column(heading, justify="left" if heading == "replica" else "right")
+    table = Table(title=", ".join(reply.models), box=SIMPLE_HEAD, pad_edge=False)  # narrow: 80 columns are enough
+    for heading in ("replica", "free", "cached", "in use", "running", "waiting", "hits", "tokens out", "preempted"):
+        table.add_column(heading, justify="left" if heading == "replica" else "right", no_wrap=True)
     for row in reply.replicas:
         hit_rate = f"{100 * row.hit_tokens / row.query_tokens:.1f} %" if row.query_tokens else "-"
         table.add_row(
