@@ -14,7 +14,8 @@ import typer
 from pydantic import ValidationError
 
 from cluster.config import ClusterConfig
-from cluster.core.errors import KvrayError
+from cluster.core.errors import InvalidRequest, KvrayError
+from cluster.core.sampling import SamplingParams
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False)
 
@@ -31,6 +32,8 @@ BlockSize = Annotated[int, typer.Option(help="tokens per KV block")]
 ChunkTokens = Annotated[int, typer.Option(help="tokens per routing chunk, a multiple of the block size")]
 Threads = Annotated[int | None, typer.Option(help="CPU threads per replica (default: cores / replicas)")]
 PrefixCache = Annotated[str, typer.Option(help="radix or off")]
+PartialReuse = Annotated[bool, typer.Option(help="reuse part of a cached block by copying it")]
+StrictBlocks = Annotated[bool, typer.Option(help="check before every KV write that nobody else uses the block")]
 
 
 @app.callback()
@@ -58,6 +61,8 @@ def serve(  # noqa: PLR0913 - one parameter per option
     chunk_tokens: ChunkTokens = 64,
     threads: Threads = None,
     prefix_cache: PrefixCache = "radix",
+    partial_reuse: PartialReuse = True,
+    strict_blocks: StrictBlocks = False,
 ) -> None:
     """Start a cluster on this machine and serve until Ctrl-C."""
     config = _config(
@@ -94,17 +99,19 @@ def generate(  # noqa: PLR0913 - one parameter per option
     chunk_tokens: ChunkTokens = 64,
     threads: Threads = None,
     prefix_cache: PrefixCache = "radix",
+    partial_reuse: PartialReuse = True,
+    strict_blocks: StrictBlocks = False,
 ) -> None:
     """Answer one prompt with the engine in this process, without Ray and Redis."""
     config = _config(engine=_engine_options(locals()))
-    sampling = {
-        "max_tokens": max_tokens,
-        "temperature": temperature,
-        "top_k": top_k,
-        "top_p": top_p,
-        "seed": seed,
-        "stop": tuple(stop or ()),
-    }
+    sampling = _sampling(
+        max_tokens=max_tokens,
+        temperature=temperature,
+        top_k=top_k,
+        top_p=top_p,
+        seed=seed,
+        stop=tuple(stop or ()),
+    )
     from cluster.generate_command import run_generate
 
     _run(run_generate, config.engine, sys.stdin.read() if prompt == "-" else prompt, sampling, chat=chat, as_json=json)
@@ -120,8 +127,17 @@ def status(
     _run(run_status, address)
 
 
-_ENGINE_OPTIONS = ("model", "dtype", "device", "max_model_len", "max_num_seqs", "token_budget", "threads")
-_CACHE_OPTIONS = ("kv_memory", "block_size", "chunk_tokens", "prefix_cache")
+_ENGINE_OPTIONS = (
+    "model",
+    "dtype",
+    "device",
+    "max_model_len",
+    "max_num_seqs",
+    "token_budget",
+    "threads",
+    "strict_blocks",
+)
+_CACHE_OPTIONS = ("kv_memory", "block_size", "chunk_tokens", "prefix_cache", "partial_reuse")
 
 
 def _engine_options(values: dict[str, Any]) -> dict[str, Any]:
@@ -135,9 +151,20 @@ def _config(**parts: Any) -> ClusterConfig:
         return ClusterConfig.model_validate(parts)
     except ValidationError as error:
         for problem in error.errors():
-            option = "--" + str(problem["loc"][-1]).replace("_", "-") if problem["loc"] else "options"
-            typer.echo(f"kvray: {option}: {problem['msg']}", err=True)
+            _complain(str(problem["loc"][-1]), problem["msg"].removeprefix("Value error, "))
         raise typer.Exit(2) from None
+
+
+def _sampling(**values: Any) -> SamplingParams:
+    try:
+        return SamplingParams(**values)
+    except InvalidRequest as error:
+        _complain(error.field, error.message)
+        raise typer.Exit(2) from None
+
+
+def _complain(name: str, message: str) -> None:
+    typer.echo(f"kvray: --{name.replace('_', '-')}: {message}", err=True)
 
 
 def _run(command: Any, *args: Any, **options: Any) -> None:

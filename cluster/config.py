@@ -11,7 +11,7 @@ import re
 from pathlib import PurePath
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo, field_validator, model_validator
 
 _UNITS = {"": 1, "b": 1}
 for _power, _letter in enumerate("kmgt", start=1):
@@ -40,16 +40,19 @@ class CacheConfig(_Part):
     """KV memory of one replica. `kv_memory` None means a share of the free memory."""
 
     block_size: int = Field(16, ge=1, le=1024)
-    chunk_tokens: int = Field(64, ge=1, le=65536)
+    chunk_tokens: int = Field(64, ge=1, le=65536, validate_default=True)
     kv_memory: Bytes | None = None
     memory_share: float = Field(0.25, gt=0.0, le=0.95)
     prefix_cache: Literal["radix", "off"] = "radix"
+    partial_reuse: bool = True
 
-    @model_validator(mode="after")
-    def _whole_blocks(self) -> CacheConfig:
-        if self.chunk_tokens % self.block_size:
-            raise ValueError(f"chunk_tokens ({self.chunk_tokens}) must be a multiple of block_size ({self.block_size})")
-        return self
+    @field_validator("chunk_tokens")
+    @classmethod
+    def _whole_blocks(cls, chunk_tokens: int, info: ValidationInfo) -> int:
+        block_size = info.data.get("block_size", 1)  # absent when it is wrong itself
+        if chunk_tokens % block_size:
+            raise ValueError(f"chunk_tokens ({chunk_tokens}) must be a multiple of block_size ({block_size})")
+        return chunk_tokens
 
 
 class EngineConfig(_Part):
@@ -65,6 +68,7 @@ class EngineConfig(_Part):
     threads: int | None = Field(None, ge=1)
     world_size: Literal[1] = 1
     check_invariants: bool = False
+    strict_blocks: bool = False
     cache: CacheConfig = CacheConfig()
 
 
@@ -123,4 +127,5 @@ class ClusterConfig(_Part):
         if self.engine.model == "demo":
             return "SmolLM2-135M-Instruct"
         path = PurePath(self.engine.model)
-        return path.name if path.is_absolute() or self.engine.model.startswith((".", "~")) else self.engine.model
+        local = path.is_absolute() or self.engine.model.startswith((".", "~"))
+        return (path.name if local else "") or self.engine.model

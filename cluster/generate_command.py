@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import sys
 import time
-from typing import Any
 
 from rich.console import Console
 
@@ -19,13 +18,13 @@ from cluster.offline import OfflineEngine
 from cluster.progress import resolve_with_progress
 
 
-def run_generate(config: EngineConfig, prompt: str, sampling: dict[str, Any], *, chat: bool, as_json: bool) -> int:
+def run_generate(config: EngineConfig, prompt: str, sampling: SamplingParams, *, chat: bool, as_json: bool) -> int:
     console = Console(stderr=True)
-    params = SamplingParams(**sampling)
     model_dir = resolve_with_progress(config.model, console)
     with OfflineEngine(config, model_dir) as engine:
         started = time.monotonic()
-        pieces = engine.chat([{"role": "user", "content": prompt}], params) if chat else engine.generate(prompt, params)
+        messages = [{"role": "user", "content": prompt}]
+        pieces = engine.chat(messages, sampling) if chat else engine.generate(prompt, sampling)
         text, reason, first = "", None, 0.0
         token_ids: list[int] = []
         for piece in pieces:

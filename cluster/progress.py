@@ -17,12 +17,17 @@ from cluster.model_source import resolve_model
 def resolve_with_progress(model: str, console: Console) -> Path:
     """`resolve_model` with one bar per phase."""
     columns = (TextColumn("{task.description:<10}"), BarColumn(), TextColumn("{task.percentage:>3.0f} %"))
-    with Progress(*columns, TimeElapsedColumn(), console=console) as progress:
-        bars: dict[str, TaskID] = {}
+    progress = Progress(*columns, TimeElapsedColumn(), console=console)
+    bars: dict[str, TaskID] = {}
 
-        def report(phase: str, share: float) -> None:
-            if phase not in bars:
-                bars[phase] = progress.add_task(phase, total=1.0)
-            progress.update(bars[phase], completed=share)
+    def report(phase: str, share: float) -> None:
+        progress.start()  # only now: a Progress that stops prints a line even when it has no bars
+        if phase not in bars:
+            bars[phase] = progress.add_task(phase, total=1.0)
+        progress.update(bars[phase], completed=share)
 
+    try:
         return resolve_model(model, report)
+    finally:
+        if bars:
+            progress.stop()

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import tiny_models
+from hypothesis import settings
 
 from cluster.model_source import resolve_model
 
@@ -40,7 +41,13 @@ def without_torch(config: pytest.Config) -> bool:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """A run that leaves the `torch` tests out has no torch at all: a test that forgot the marker fails."""
+    """A run that leaves the `torch` tests out has no torch at all: a test that forgot the marker fails.
+
+    Such a run is the quick one: random tests try fewer examples. None has a deadline, because a busy machine is no bug.
+    """
+    settings.register_profile("full", deadline=None)
+    settings.register_profile("quick", deadline=None, max_examples=40)
+    settings.load_profile("quick" if without_torch(config) else "full")
     if without_torch(config):
         sys.modules["torch"] = None  # type: ignore[assignment]
 

@@ -3,7 +3,7 @@
 Owns: ScheduledSeq and Batch, plain values without tensors.
 Does not: know sequences' lives or allocate blocks.
 Invariants: `token_ids` are the tokens at positions [start, start + len); every one of these positions has a slot
-in `block_ids`; KV of positions [0, start) is already in those blocks.
+in `block_ids`; KV of positions [0, start) is already in those blocks, once `copies` are done.
 """
 
 from __future__ import annotations
@@ -35,9 +35,13 @@ class ScheduledSeq:
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """One step: prefill pieces and decode rows together, in schedule order."""
+    """One step: prefill pieces and decode rows together, in schedule order.
+
+    copies: blocks to copy, (source, target), one after the other, before anything is written.
+    """
 
     seqs: tuple[ScheduledSeq, ...]
+    copies: tuple[tuple[int, int], ...] = ()
 
     @property
     def num_tokens(self) -> int:

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import time
 
-from cluster.config import EngineConfig
+from cluster.config import CacheConfig, EngineConfig
 from cluster.core.hashing import RouteScheme
 from worker.engine import Engine
 from worker.kvcache.block_manager import BlockManager
 from worker.kvcache.block_pool import BlockPool
+from worker.kvcache.prefix_cache import PrefixCache
 from worker.kvcache.radix_tree import RadixTree
 from worker.runner import Runner
 from worker.scheduler import Scheduler, SchedulerLimits
@@ -22,8 +23,7 @@ from worker.scheduler import Scheduler, SchedulerLimits
 def assemble_engine(config: EngineConfig, runner: Runner, scheme: RouteScheme) -> Engine:
     facts, cache = runner.facts, config.cache
     pool = BlockPool(facts.num_blocks)
-    tree = RadixTree(pool, facts.block_size, cache.chunk_tokens // facts.block_size)
-    manager = BlockManager(pool, tree if cache.prefix_cache == "radix" else None, facts.block_size, scheme)
+    manager = BlockManager(pool, _prefix_cache(cache, pool), facts.block_size, scheme, facts.kv_fingerprint)
     limits = SchedulerLimits(
         max_num_seqs=config.max_num_seqs,
         token_budget=config.token_budget,
@@ -31,5 +31,12 @@ def assemble_engine(config: EngineConfig, runner: Runner, scheme: RouteScheme) -
         max_model_len=facts.max_model_len,
         vocab_size=facts.vocab_size,
         eos_token_ids=facts.eos_token_ids,
+        strict_blocks=config.strict_blocks,
     )
     return Engine(runner, manager, Scheduler(manager, limits), time.monotonic, config.check_invariants)
+
+
+def _prefix_cache(config: CacheConfig, pool: BlockPool) -> PrefixCache | None:
+    if config.prefix_cache == "off":
+        return None
+    return RadixTree(pool, config.block_size, config.chunk_tokens // config.block_size, partial=config.partial_reuse)

@@ -58,6 +58,8 @@ class ModelRunner:
     def run(self, batch: Batch) -> list[int]:
         if not batch.seqs:
             return []
+        for source, target in batch.copies:
+            self.pool.copy_block(source, target)
         token_ids = [token for seq in batch.seqs for token in seq.token_ids]
         metadata, positions, rows = self._describe(batch)
         logits = self._model.forward(

@@ -49,4 +49,4 @@ class Runner(Protocol):
     def facts(self) -> ModelFacts: ...
 
     def run(self, batch: Batch) -> list[int]:
-        """Compute the batch, write its KV, return the sampled token ids (one per seq with `sample`)."""
+        """Copy blocks, compute the batch, write its KV, return the sampled token ids (one per seq with `sample`)."""

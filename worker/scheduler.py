@@ -2,7 +2,8 @@
 
 One token budget per step is shared by decode rows (one token each, first) and prefill pieces (the rest). Only
 uncached tokens cost budget. A waiting sequence is admitted when the blocks of its whole prompt can be reserved, so
-two half-loaded prompts can never block each other. When a running sequence needs a block and none is left, the
+two half-loaded prompts can never block each other. One that shares a prefix which is being computed waits until it is
+there. When a running sequence needs a block and none is left, the
 newest running one is preempted: it keeps its tokens, its computed blocks stay cached, and it waits at the head.
 
 Owns: the waiting queue, the running list, limits, preemption, and why a sequence ends.
@@ -33,6 +34,7 @@ class SchedulerLimits:
     max_model_len: int
     vocab_size: int
     eos_token_ids: tuple[int, ...]
+    strict_blocks: bool = False
 
 
 class Scheduler:
@@ -104,7 +106,8 @@ class Scheduler:
                 budget -= chosen[seq.seq_id]
         if self.num_preemptions == preempted_before:
             self._admit(chosen, budget)
-        return Batch(tuple(self._scheduled(self._by_id[seq_id], count) for seq_id, count in chosen.items()))
+        seqs = tuple(self._scheduled(self._by_id[seq_id], count) for seq_id, count in chosen.items())
+        return Batch(seqs, tuple(self._manager.take_copies()) if seqs else ())
 
     def complete(self, batch: Batch, sampled: Seq[int]) -> list[TokenDelta]:
         """Book a finished step: KV is there, blocks enter the tree, new tokens are appended, ends are found."""
@@ -113,7 +116,8 @@ class Scheduler:
         for item in batch.seqs:
             seq = self._by_id[item.request_id]
             seq.num_computed = item.end
-            self._manager.commit(seq.seq_id, seq.tokens, seq.num_computed)
+            prompt_done = item.sample and seq.num_output_tokens == 0
+            self._manager.commit(seq.seq_id, seq.tokens, seq.num_computed, tail=prompt_done)
             if item.sample:
                 deltas.append(self._append(seq, next(tokens)))
         return deltas
@@ -161,11 +165,17 @@ class Scheduler:
         self._waiting.appendleft(seq)
 
     def _admit(self, chosen: dict[str, int], budget: int) -> None:
+        held: list[Sequence] = []
         while self._waiting and budget > 0 and len(self._running) < self._limits.max_num_seqs:
             seq = self._waiting[0]
+            if self._waits_for_a_prefix(seq):
+                held.append(self._waiting.popleft())
+                continue
             cached = self._manager.allocate(seq.seq_id, seq.tokens, seq.request.cache_salt)
+            if cached is None and not self._running and self._manager.drop_pins():
+                continue  # with nothing running only pins can be in the way
             if cached is None:
-                return
+                break
             self._waiting.popleft()
             seq.status = SequenceStatus.RUNNING
             seq.num_computed = cached
@@ -176,9 +186,28 @@ class Scheduler:
             self._running.append(seq)
             chosen[seq.seq_id] = min(seq.num_uncomputed, budget)
             budget -= chosen[seq.seq_id]
+        self._waiting.extendleft(reversed(held))
+
+    def _waits_for_a_prefix(self, seq: Sequence) -> bool:
+        """A running sequence is computing at least a block of this one's beginning right now, and nobody has it yet.
+
+        The wait is short: it ends when the shared part is computed, and the leader, being admitted, always proceeds.
+        """
+        leaders = [
+            other.num_shared_tokens(seq)
+            for other in self._running
+            if not other.decoding and other.num_shared_tokens(seq) > other.num_computed
+        ]
+        if not leaders or not self._manager.caches_prefixes:
+            return False
+        return (
+            max(leaders) - self._manager.cached_prefix(seq.tokens, seq.request.cache_salt) >= self._manager.block_size
+        )
 
     def _scheduled(self, seq: Sequence, count: int) -> ScheduledSeq:
         start, end = seq.num_computed, seq.num_computed + count
+        if self._limits.strict_blocks:
+            self._manager.check_writable(seq.seq_id, start, end)
         return ScheduledSeq(
             request_id=seq.seq_id,
             token_ids=tuple(seq.tokens[start:end]),

@@ -65,6 +65,19 @@ class Sequence:
     def num_uncomputed(self) -> int:
         return len(self.tokens) - self.num_computed
 
+    def num_shared_tokens(self, other: Sequence) -> int:
+        """Length of the common beginning that may be shared; 0 across cache salts."""
+        if self.request.cache_salt != other.request.cache_salt or self.tokens[:8] != other.tokens[:8]:
+            return 0
+        low, high = 0, min(len(self.tokens), len(other.tokens) - 1)
+        while low < high:  # slices are compared in C, so this is O(length), not O(length) steps
+            middle = (low + high + 1) // 2
+            if self.tokens[low:middle] == other.tokens[low:middle]:
+                low = middle
+            else:
+                high = middle - 1
+        return low
+
     @property
     def decoding(self) -> bool:
         """Only the newest token lacks KV, and it is one that we generated."""

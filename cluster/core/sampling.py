@@ -7,7 +7,6 @@ Invariants: an instance is always valid; `temperature == 0` means greedy.
 
 from __future__ import annotations
 
-import math
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
@@ -47,11 +46,13 @@ class SamplingParams:
         _integer("seed", self.seed, low=-(2**63), high=MAX_SEED)
         if self.max_tokens is not None:
             _integer("max_tokens", self.max_tokens, low=1, high=2**31 - 1)
+        _tuple("stop", self.stop)
         if len(self.stop) > MAX_STOP_STRINGS:
             raise InvalidRequest("stop", f"stop has {len(self.stop)} strings, at most {MAX_STOP_STRINGS} are allowed")
         for text in self.stop:
             if not isinstance(text, str) or not 1 <= len(text) <= MAX_STOP_LENGTH:
                 raise InvalidRequest("stop", f"each stop string must have 1 to {MAX_STOP_LENGTH} characters")
+        _tuple("stop_token_ids", self.stop_token_ids)
         if len(self.stop_token_ids) > 256:
             raise InvalidRequest("stop_token_ids", "at most 256 stop_token_ids are allowed")
         for token in self.stop_token_ids:
@@ -74,10 +75,10 @@ class SamplingParams:
 
 
 def _number(field: str, value: object, *, low: float, high: float) -> None:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        raise InvalidRequest(field, f"{field} must be a finite number")
-    if not low <= value <= high:
-        raise InvalidRequest(field, f"{field} must be between {low:g} and {high:g}, not {value:g}")
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise InvalidRequest(field, f"{field} must be a number")
+    if not low <= value <= high:  # NaN too
+        raise InvalidRequest(field, f"{field} must be between {low:g} and {high:g}")
 
 
 def _integer(field: str, value: object, *, low: int, high: int) -> None:
@@ -85,3 +86,8 @@ def _integer(field: str, value: object, *, low: int, high: int) -> None:
         raise InvalidRequest(field, f"{field} must be an integer")
     if not low <= value <= high:
         raise InvalidRequest(field, f"{field} must be between {low} and {high}, not {value}")
+
+
+def _tuple(field: str, value: object) -> None:
+    if not isinstance(value, tuple):  # a bare string would count as its characters
+        raise InvalidRequest(field, f"{field} must be a tuple")

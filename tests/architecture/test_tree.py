@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import re
 import statistics
 import subprocess
@@ -74,6 +75,7 @@ LIBRARY_HOMES = {
 }
 
 
+@functools.cache
 def imported_by(path: Path) -> set[str]:
     """First names of all imports, also those inside functions."""
     names: set[str] = set()

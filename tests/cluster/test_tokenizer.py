@@ -64,6 +64,7 @@ def test_encode_adds_special_tokens_and_never_truncates(model_dir: Path) -> None
     assert tokenizer.encode("") == [0]
 
 
+@pytest.mark.torch
 def test_chat_template_equals_transformers(model_dir: Path) -> None:
     from transformers import PreTrainedTokenizerFast
 
@@ -173,10 +174,14 @@ def test_broken_directories_are_configuration_errors(copy: Path, content: str) -
         Tokenizer.from_dir(copy)
 
 
-def test_broken_template_and_missing_files(copy: Path, tmp_path: Path) -> None:
+def test_broken_template_is_a_configuration_error(copy: Path) -> None:
     write_config(copy, {"chat_template": "{% if %}"})
     with pytest.raises(ConfigError, match="chat template"):
         Tokenizer.from_dir(copy)
+
+
+@pytest.mark.torch
+def test_a_directory_without_a_tokenizer_is_a_configuration_error(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     with pytest.raises(ConfigError, match=r"tokenizer\.json"):
         Tokenizer.from_dir(tmp_path / "empty")

@@ -13,10 +13,16 @@ import pytest
 from cluster.rpc import inference_pb2 as pb
 from cluster.tokenizer import Tokenizer
 
-pytestmark = [pytest.mark.cluster, pytest.mark.model, pytest.mark.torch, pytest.mark.timeout(600)]
+LONG = bool(os.environ.get("KVRAY_LONG"))
+pytestmark = [
+    pytest.mark.cluster,
+    pytest.mark.model,
+    pytest.mark.torch,
+    pytest.mark.timeout(3600 if LONG else 600),
+]
 
 LENGTHS = (1, 2, 15, 16, 17, 31, 33, 63, 64, 65, 100, 127, 128, 129, 256, 257, 500, 640, 1000, 1500)
-NEW_TOKENS = 64 if os.environ.get("KVRAY_LONG") else 24  # `make test-long` compares all 64
+NEW_TOKENS = 64 if LONG else 16  # `make test-long` compares all 64
 NEAR_TIE = 1e-4
 CHUNK_TOKENS = 64
 TOPICS = (
@@ -103,10 +109,9 @@ def test_greedy_answers_are_those_of_transformers(
             assert gap < NEAR_TIE, f"{run}, prompt of {len(prompt)}: token {at} differs, logits are {gap:g} apart"
             near_ties += 1
     print(f"near-ties: {near_ties} of {3 * len(cases)}")
-    assert all(r.usage.cached_tokens == 0 for r in cold)
+    assert all(r.usage.cached_tokens < 16 for r in cold)  # some topics begin with the same word
     for (prompt, _), reply in zip(cases, warm, strict=True):
-        whole_blocks = (len(prompt) - 1) // 16 * 16
         if len(prompt) > CHUNK_TOKENS:
-            assert reply.usage.cached_tokens == whole_blocks
+            assert reply.usage.cached_tokens == len(prompt) - 1
         else:  # no whole chunk, so the router cannot know the holder
-            assert reply.usage.cached_tokens in (0, whole_blocks)
+            assert reply.usage.cached_tokens < 16 or reply.usage.cached_tokens == len(prompt) - 1

@@ -67,6 +67,8 @@ class FingerprintRunner:
 
     def run(self, batch: Batch) -> list[int]:
         self.steps += 1
+        for source, target in batch.copies:
+            self.pages[target] = list(self.pages[source])
         sampled: list[int] = []
         for seq in batch.seqs:
             history = self.histories[seq.request_id]
@@ -167,8 +169,9 @@ def make_fake_engine(num_blocks: int = 32, block_size: int = 4, **options: objec
         block_size=block_size,
         chunk_tokens=2 * block_size,
         prefix_cache=options.pop("prefix_cache", "radix"),
+        partial_reuse=options.pop("partial_reuse", True),
     )
-    config = EngineConfig(cache=cache, check_invariants=True, **options)
+    config = EngineConfig(cache=cache, check_invariants=True, strict_blocks=True, **options)
     runner = FingerprintRunner(num_blocks, block_size, max_model_len)
     scheme = RouteScheme(tokenizer_revision="t", model_revision="m", chunk_tokens=cache.chunk_tokens)
     return FakeEngine(assemble_engine(config, runner, scheme), runner)

@@ -81,5 +81,5 @@ def _check_events(fake: fakes.FakeEngine) -> None:
             else:
                 assert present >= set(event.chunk_hashes), "an absent chunk was removed"
                 present -= set(event.chunk_hashes)
-    tree = fake.engine._manager._tree
-    assert present == (tree.present_chunks if tree is not None else set())
+    cache = fake.engine._manager._cache
+    assert present == (cache.present_chunks if cache is not None else set())

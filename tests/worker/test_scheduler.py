@@ -31,7 +31,7 @@ def test_full_hit_computes_at_least_one_token(length: int) -> None:
     fake.finish()
     assert fake.answers[warm] == fake.answers[cold]
     assert fake.cached[cold] == 0
-    assert fake.cached[warm] == (length - 1) // 4 * 4
+    assert fake.cached[warm] == length - 1  # exact to the token
 
 
 def test_prompts_shorter_than_a_block_leave_nothing_behind() -> None:
@@ -42,7 +42,19 @@ def test_prompts_shorter_than_a_block_leave_nothing_behind() -> None:
         fake.add([1, 2, 3], max_tokens=1)
         fake.finish()
     counts = fake.frames[-1].load
-    assert (counts.free_blocks, counts.in_use_blocks) == (32, 0)
+    assert (counts.free_blocks, counts.cached_blocks, counts.in_use_blocks) == (
+        31,
+        1,
+        0,
+    )  # one tail holds both
+
+
+def test_without_partial_reuse_short_prompts_leave_nothing_at_all() -> None:
+    fake = fakes.make_fake_engine(partial_reuse=False)
+    for _ in range(3):
+        fake.add([1, 2, 3], max_tokens=1)
+        fake.finish()
+    assert fake.frames[-1].load.free_blocks == 32
 
 
 def test_long_prompts_run_in_pieces_within_the_budget() -> None:
@@ -68,12 +80,16 @@ def test_decode_goes_on_while_a_long_prompt_is_prefilled() -> None:
     assert len(fake.answers[first]) == before + 5
 
 
-def test_concurrent_equal_prompts_fold_their_duplicate_blocks() -> None:
-    """engine.md 4.4: the live table moves to the blocks that stay before its own are reused."""
+def test_equal_prompts_at_the_same_time_are_computed_once() -> None:
+    """The second waits until the first has computed what they share, then computes one token."""
     fake = fakes.make_fake_engine()
     a = fake.add(PROMPT, max_tokens=12)
     b = fake.add(PROMPT, max_tokens=12)
     fake.step()
+    assert fake.frames[-1].load.waiting == 1
+    fake.step()
+    assert fake.runner.computed_tokens == len(PROMPT) + 1 + 1  # the second's last prompt token, the first's next
+    assert fake.cached[b] == len(PROMPT) - 1
     assert fake.frames[-1].load.in_use_blocks == 3 + 2  # three shared prompt blocks, one open block each
     c = fake.add([9, 8, 7, 6, 5], max_tokens=12)
     fake.finish()

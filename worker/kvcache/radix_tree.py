@@ -1,14 +1,18 @@
 """RadixTree: which token prefixes have their KV in the pool, shared by all sequences.
 
-    namespace "" ── [A B C D | E F G H]  blocks 7 3          an edge is whole blocks (here 4 tokens each)
+    namespace    ── [A B C D | E F G H]  blocks 7 3          an edge is whole blocks (here 4 tokens each)
                         ├── [I J K L]    block 9             children differ in their first block
-                        └── [M N O P | Q R S T]  blocks 4 5
+                        ├── [M N O P | Q R S T]  blocks 4 5
+                        └── [I J X]      block 6             a tail: what some sequence had behind its last whole block
 
 Finding the longest cached prefix walks down and compares tokens, edge by edge. Inserting walks the same way; at
 the first difference *inside* an edge the edge is split at that block:
 
     [A B C D | E F G H]   + A B C D X ..   =   [A B C D] ──┬── [E F G H]
                                                            └── [X ..]
+
+Where the walk ends, the next block in the tree often begins like the rest of the prompt: its first slots are a
+partial hit, to be copied. Tails make that exact to the token also for what ended in the middle of a block.
 
 Blocks that the inserter computed although the tree already had them are duplicates: `insert` answers with the
 block ids that stay, and the caller moves its table to them before it releases its own.
@@ -26,87 +30,109 @@ Source: radix tree with LRU leaf eviction as in SGLang's RadixAttention (arXiv 2
 from __future__ import annotations
 
 import heapq
+import itertools
 from collections.abc import Iterator, Sequence
 
 from cluster.core.events import CacheEvent, CacheEventKind
 from cluster.core.hashing import ChunkHash
 from worker.kvcache.block_pool import BlockPool
-from worker.kvcache.radix_node import RadixNode
+from worker.kvcache.prefix_cache import CacheNamespace, PrefixHit
+from worker.kvcache.radix_node import TOKEN_BYTES, RadixNode, common_tokens, pack
 
 
 class RadixTree:
-    """Prefix cache over `pool`. `chunk_blocks` is the number of blocks of a chunk."""
+    """The default PrefixCache. `chunk_blocks` is the number of blocks of a chunk; `partial` finds parts of blocks."""
 
-    def __init__(self, pool: BlockPool, block_size: int, chunk_blocks: int) -> None:
+    def __init__(self, pool: BlockPool, block_size: int, chunk_blocks: int, *, partial: bool = True) -> None:
         self._pool = pool
         self._block_size = block_size
+        self._block_bytes = block_size * TOKEN_BYTES
         self._chunk_blocks = chunk_blocks
-        self._roots: dict[str, RadixNode] = {}
+        self._partial = partial
+        self._roots: dict[CacheNamespace, RadixNode] = {}
+        self._namespaces: dict[int, CacheNamespace] = {}  # of the roots, by serial
         self._node_by_tail: dict[int, RadixNode] = {}
         self._chunk_by_block: dict[int, ChunkHash] = {}
         self._lru: list[tuple[int, int, RadixNode]] = []
         self._tick = 0
+        self._serials = itertools.count()
         self._events: list[CacheEvent] = []
 
     @property
     def present_chunks(self) -> set[ChunkHash]:
         return set(self._chunk_by_block.values())
 
-    def match(self, namespace: str, tokens: Sequence[int], *, touch: bool = True) -> list[int]:
-        """Block ids of the longest cached prefix, whole blocks only. The caller shares them before it uses them."""
+    def match(self, namespace: CacheNamespace, tokens: Sequence[int], *, touch: bool = True) -> PrefixHit:
+        root = self._roots.get(namespace)
+        if root is None:
+            return PrefixHit([])
         self._tick += touch
+        packed = pack(tokens)
         blocks: list[int] = []
-        node = self._roots.get(namespace)
-        while node is not None:
+        node, common = root, 0
+        for node, common in self._walk(root, packed):
+            blocks.extend(node.blocks[:common])
             if touch:
                 node.last_access = self._tick
-            node = node.child_of(tokens, len(blocks) * self._block_size)
-            if node is None:
-                break
-            common = node.common_blocks(tokens, len(blocks) * self._block_size)
-            blocks += node.blocks[:common]
-            if touch:
-                node.last_access = self._tick
-            if common < len(node.blocks):
-                break
-        return blocks
+        if touch:
+            root.last_access = self._tick
+        if not self._partial:
+            return PrefixHit(blocks)
+        return self._with_partial(node, common, packed[len(blocks) * self._block_bytes :], blocks, touch)
 
     def insert(
-        self, namespace: str, tokens: Sequence[int], blocks: Sequence[int], chunk_hashes: Sequence[ChunkHash]
+        self,
+        namespace: CacheNamespace,
+        tokens: Sequence[int],
+        blocks: Sequence[int],
+        chunk_hashes: Sequence[ChunkHash],
     ) -> list[int]:
-        """Make `tokens` (len(blocks) whole blocks, all computed and in use) findable; return the ids that stay.
-
-        Where the answer differs from `blocks`, the tree already had that block. `chunk_hashes` are those of `tokens`.
-        """
-        self._tick += 1
-        node = self._roots.setdefault(namespace, RadixNode(self._block_size, namespace=namespace))
-        node.last_access = self._tick
-        kept: list[int] = []
-        while len(kept) < len(blocks):
-            child = node.child_of(tokens, len(kept) * self._block_size)
-            if child is None:
-                break
-            common = min(child.common_blocks(tokens, len(kept) * self._block_size), len(blocks) - len(kept))
-            kept += child.blocks[:common]
-            child.last_access = self._tick
-            node = child
-            if common < len(child.blocks):
-                if len(kept) < len(blocks):
-                    node = self._split(child, common)
-                break
+        packed = pack(tokens)
+        node, common, kept = self._reach(namespace, packed)
         if len(kept) < len(blocks):
-            self._extend(node, tokens, blocks, len(kept), chunk_hashes)
+            if common < len(node.blocks):
+                node = self._split(node, common)
+            self._extend(node, packed, blocks, len(kept), chunk_hashes)
             kept += blocks[len(kept) :]
         return kept
 
+    def insert_tail(self, namespace: CacheNamespace, tokens: Sequence[int], block_id: int) -> None:
+        packed = pack(tokens)
+        whole = len(packed) // self._block_bytes
+        tail = packed[whole * self._block_bytes :]
+        if not self._partial or not tail:
+            return
+        if whole and namespace not in self._roots:
+            return
+        node, common, kept = self._reach(namespace, packed[: whole * self._block_bytes])
+        if len(kept) < whole or self._continues_with(node, common, tail):
+            return  # its ancestors left the tree, or the same tokens are there already
+        if common < len(node.blocks):
+            node = self._split(node, common)
+        shorter = node.tail_before(tail)
+        if self._pool.is_cached(block_id) and (shorter is None or shorter.blocks[0] != block_id):
+            return  # in the tree in another place: a fork that has not written yet
+        self._drop_tail_before(node, tail)
+        child = RadixNode(self._block_bytes, next(self._serials), tail, [block_id])
+        child.last_access = self._tick
+        node.add_child(child)
+        self._node_by_tail[block_id] = child
+        self._pool.mark_cached(block_id)
+
+    def claimed_slots(self, block_id: int) -> int:
+        if not self._pool.is_cached(block_id):
+            return 0
+        node = self._node_by_tail.get(block_id)
+        return len(node.packed) // TOKEN_BYTES if node is not None and node.is_tail else self._block_size
+
     def on_idle(self, block_id: int) -> None:
-        """A cached block lost its last holder: if it ends a leaf, the leaf becomes evictable."""
+        """If the block ends a leaf, the leaf becomes evictable."""
         node = self._node_by_tail.get(block_id)
         if node is not None:
             self._queue(node)
 
     def evict(self, count: int) -> int:
-        """Free up to `count` idle blocks, least recently used leaves first; return how many were freed."""
+        """Least recently used leaves first."""
         freed = 0
         while freed < count and self._lru:
             access, _, node = heapq.heappop(self._lru)
@@ -120,18 +146,17 @@ class RadixTree:
         return freed
 
     def clear(self) -> None:
-        """Forget everything at once. Idle blocks become free, blocks in use stay with their holders."""
         for node in self.nodes():
             for block_id in node.blocks:
                 self._pool.unmark_cached(block_id)
         self._roots.clear()
+        self._namespaces.clear()
         self._node_by_tail.clear()
         self._chunk_by_block.clear()
         self._lru.clear()
         self._events = [CacheEvent(CacheEventKind.CLEARED)]
 
     def take_events(self) -> list[CacheEvent]:
-        """Events since the last call, in order."""
         events, self._events = self._events, []
         return events
 
@@ -143,8 +168,8 @@ class RadixTree:
             yield node
 
     def check_invariants(self) -> None:
-        """Walk everything; AssertionError names what is wrong."""
         seen: set[int] = set()
+        num_nodes = 0
         for node in self.nodes():
             node.check(is_root=node.parent is None)
             refs = [self._pool.ref_count(b) for b in node.blocks]
@@ -152,12 +177,62 @@ class RadixTree:
             assert not seen & set(node.blocks), "a block is in two places of the tree"
             seen.update(node.blocks)
             if node.blocks:
+                num_nodes += 1
                 assert self._node_by_tail.get(node.blocks[-1]) is node, "the tail index lost a node"
                 assert node.children or refs[-1] or node.queued, "an idle leaf is not queued for eviction"
+            else:
+                assert node.children, "an empty root"
         cached = {b for b in range(self._pool.num_blocks) if self._pool.is_cached(b)}
         assert cached == seen, f"cached flags differ from the tree: {sorted(cached ^ seen)[:5]}"
         assert set(self._chunk_by_block) <= seen, "a chunk outlived its last block"
-        assert len(self._node_by_tail) == sum(1 for n in self.nodes() if n.blocks), "stale tails"
+        assert len(self._node_by_tail) == num_nodes, "stale tails"
+
+    def _walk(self, root: RadixNode, packed: bytes) -> Iterator[tuple[RadixNode, int]]:
+        """Nodes along `packed`, each with the number of its blocks that match; only the last may match in part."""
+        node, at = root, 0
+        while (child := node.child_of(packed, at)) is not None:
+            common = child.common_blocks(packed, at)
+            at += common * self._block_bytes
+            yield child, common
+            if common < len(child.blocks):
+                return
+            node = child
+
+    def _with_partial(self, node: RadixNode, common: int, rest: bytes, blocks: list[int], touch: bool) -> PrefixHit:
+        """The hit, with the block after the last matching one when it begins like `rest`."""
+        if common < len(node.blocks):
+            start = common * self._block_bytes
+            tokens = common_tokens(bytes(node.packed[start : start + self._block_bytes]), rest)
+            return PrefixHit(blocks, node.blocks[common], tokens) if tokens else PrefixHit(blocks)
+        closest = node.closest_child(rest) if rest else None
+        if closest is None:
+            return PrefixHit(blocks)
+        child, tokens = closest
+        if touch:
+            child.last_access = self._tick
+        return PrefixHit(blocks, child.blocks[0], tokens)
+
+    def _reach(self, namespace: CacheNamespace, packed: bytes) -> tuple[RadixNode, int, list[int]]:
+        """Where `packed` leaves the tree: the node, how many of its blocks match, and all blocks up to there."""
+        self._tick += 1
+        root = self._roots.get(namespace)
+        if root is None:
+            root = self._roots[namespace] = RadixNode(self._block_bytes, next(self._serials))
+            self._namespaces[root.serial] = namespace
+        root.last_access = self._tick
+        node, common = root, 0
+        kept: list[int] = []
+        for node, common in self._walk(root, packed):
+            node.last_access = self._tick
+            kept.extend(node.blocks[:common])
+        return node, common, kept
+
+    def _continues_with(self, node: RadixNode, common: int, tail: bytes) -> bool:
+        """Whether some block behind this place begins with `tail`."""
+        if common == len(node.blocks):
+            return node.has_child_beginning_with(tail)
+        start = common * self._block_bytes
+        return node.packed[start : start + len(tail)] == tail
 
     def _queue(self, node: RadixNode) -> None:
         if not node.queued and not node.children and node.parent is not None:
@@ -165,20 +240,21 @@ class RadixTree:
             heapq.heappush(self._lru, (node.last_access, node.serial, node))
 
     def _split(self, node: RadixNode, at: int) -> RadixNode:
-        upper = node.split(at)
+        upper = node.split(at, next(self._serials))
         self._node_by_tail[upper.blocks[-1]] = upper
         return upper
 
     def _extend(
-        self, node: RadixNode, tokens: Sequence[int], blocks: Sequence[int], start: int, hashes: Sequence[ChunkHash]
+        self, node: RadixNode, packed: bytes, blocks: Sequence[int], start: int, hashes: Sequence[ChunkHash]
     ) -> None:
         """Attach blocks[start:] below `node`: a leaf just grows, any other node gets a child."""
-        new_tokens = tokens[start * self._block_size : len(blocks) * self._block_size]
+        new = packed[start * self._block_bytes : len(blocks) * self._block_bytes]
+        self._drop_tail_before(node, new[: self._block_bytes])
         if node.parent is not None and not node.children:
             del self._node_by_tail[node.blocks[-1]]
-            node.grow(new_tokens, blocks[start:])
+            node.grow(new, blocks[start:])
         else:
-            node = node.add_child(new_tokens, blocks[start:])
+            node = node.add_child(RadixNode(self._block_bytes, next(self._serials), new, blocks[start:]))
         node.last_access = self._tick
         self._node_by_tail[blocks[-1]] = node
         stored: list[ChunkHash] = []
@@ -191,8 +267,18 @@ class RadixTree:
         if stored:
             self._events.append(CacheEvent(CacheEventKind.STORED, tuple(stored)))
 
+    def _drop_tail_before(self, node: RadixNode, key: bytes) -> None:
+        """A tail whose tokens `key` continues says nothing any more once `key` is there."""
+        tail = node.tail_before(key)
+        if tail is not None:
+            tail.detach(tail.key)
+            block_id = tail.pop_block()
+            del self._node_by_tail[block_id]
+            self._pool.unmark_cached(block_id)
+
     def _cut_tail(self, node: RadixNode, limit: int) -> int:
         """Drop up to `limit` idle blocks from the end of a leaf; remove the node when nothing is left."""
+        key = node.key
         del self._node_by_tail[node.blocks[-1]]
         removed: list[ChunkHash] = []
         cut = 0
@@ -209,14 +295,14 @@ class RadixTree:
             if self._pool.ref_count(node.blocks[-1]) == 0:
                 self._queue(node)
         else:
-            self._unlink(node)
+            self._unlink(node, key)
         return cut
 
-    def _unlink(self, node: RadixNode) -> None:
-        parent = node.detach()
+    def _unlink(self, node: RadixNode, key: bytes) -> None:
+        parent = node.detach(key)
         if parent.children:
             return
         if parent.parent is None:
-            del self._roots[parent.namespace]
+            del self._roots[self._namespaces.pop(parent.serial)]
         elif self._pool.ref_count(parent.blocks[-1]) == 0:
             self._queue(parent)

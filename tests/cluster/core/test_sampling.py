@@ -1,0 +1,97 @@
+"""SamplingParams: every wrong value names its field, and the wire loses nothing."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from cluster.core.errors import InvalidRequest
+from cluster.core.sampling import MAX_SEED, MAX_STOP_LENGTH, MAX_STOP_STRINGS, SamplingParams
+
+NAN, INF = float("nan"), float("inf")
+WRONG: dict[str, list[Any]] = {
+    "temperature": [-0.1, 100.5, NAN, INF, -INF, 10**400, "1", None, True],
+    "top_p": [0, 0.0, -0.1, 1.1, NAN, "0.5", None, False],
+    "top_k": [-1, 2**31, 1.0, "5", None, True],
+    "seed": [-(2**63) - 1, MAX_SEED + 1, 1.5, "1", None, True],
+    "max_tokens": [0, -1, 2**31, 1.0, "5", True],
+    "stop": [
+        ("",),
+        ("x" * (MAX_STOP_LENGTH + 1),),
+        ("a",) * (MAX_STOP_STRINGS + 1),
+        (1,),
+        (None,),
+        (b"a",),
+        "abc",
+        None,
+        5,
+    ],
+    "stop_token_ids": [(-1,), (2**31,), (1.0,), ("1",), (True,), (1,) * 257, 5, None, "12"],
+    "ignore_eos": [1, 0, "true", None],
+}
+EDGES: dict[str, list[Any]] = {
+    "temperature": [0, 0.0, 1, 100.0],
+    "top_p": [1, 1.0, 1e-9],
+    "top_k": [0, 1, 2**31 - 1],
+    "seed": [-(2**63), 0, MAX_SEED],
+    "max_tokens": [None, 1, 2**31 - 1],
+    "stop": [(), ("x" * MAX_STOP_LENGTH,), ("a",) * MAX_STOP_STRINGS],
+    "stop_token_ids": [(), (0,), (2**31 - 1,), (1,) * 256],
+    "ignore_eos": [True, False],
+}
+
+
+def cases(table: dict[str, list[Any]]) -> list[Any]:
+    return [pytest.param(f, v, id=f"{f}-{str(v)[:20]}") for f, values in table.items() for v in values]
+
+
+@pytest.mark.parametrize(("field", "value"), cases(WRONG))
+def test_wrong_values_name_their_field(field: str, value: Any) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        SamplingParams(**{field: value})
+    assert caught.value.field == field
+    assert field in caught.value.message
+
+
+@pytest.mark.parametrize(("field", "value"), cases(EDGES))
+def test_edges_are_allowed_and_survive_the_wire(field: str, value: Any) -> None:
+    params = SamplingParams(**{field: value})
+    assert getattr(params, field) == value
+    assert SamplingParams.from_wire(json.loads(json.dumps(params.to_wire()))) == params
+
+
+def test_the_tables_cover_every_field() -> None:
+    fields = set(SamplingParams.__dataclass_fields__)
+    assert fields == set(WRONG) == set(EDGES)
+
+
+def test_the_wire_loses_nothing() -> None:
+    params = SamplingParams(
+        temperature=0.3,
+        top_k=4,
+        top_p=0.5,
+        seed=-6,
+        max_tokens=7,
+        stop=("a", "\n"),
+        stop_token_ids=(8, 9),
+        ignore_eos=True,
+    )
+    assert all(getattr(params, f) != getattr(SamplingParams(), f) for f in SamplingParams.__dataclass_fields__)
+    back = SamplingParams.from_wire(json.loads(json.dumps(params.to_wire())))
+    assert back == params
+    assert hash(back) == hash(params)
+
+
+def test_wire_values_are_validated_and_unknown_ones_ignored() -> None:
+    """A newer router may send more than this worker knows."""
+    assert SamplingParams.from_wire({"min_p": 0.1, "top_k": 3}) == SamplingParams(top_k=3)
+    with pytest.raises(InvalidRequest) as caught:
+        SamplingParams.from_wire({"top_k": -3})
+    assert caught.value.field == "top_k"
+
+
+def test_greedy_is_temperature_zero() -> None:
+    assert SamplingParams(temperature=0).greedy
+    assert not SamplingParams(temperature=1e-9).greedy

@@ -1,0 +1,210 @@
+"""The kvray command: which configuration its options make, its exit codes, and one line per mistake."""
+
+from __future__ import annotations
+
+import sys
+from types import ModuleType
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from cluster.cli import app
+from cluster.config import ClusterConfig, EngineConfig
+from cluster.core.errors import ConfigError, KvrayError
+from cluster.core.sampling import SamplingParams
+
+
+def run(*arguments: str, text: str | None = None) -> Result:
+    return CliRunner().invoke(app, arguments, input=text)
+
+
+def lines(result: Result) -> list[str]:
+    assert "Traceback" not in result.output
+    return result.stderr.splitlines()
+
+
+class Command:
+    """Stands in for a command's module, which would load an engine or start a cluster."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, module: str, name: str) -> None:
+        self.calls: list[tuple[tuple[Any, ...], dict[str, Any]]] = []
+        self.answer: int | BaseException | None = 0
+        stand_in = ModuleType(module)
+        setattr(stand_in, name, self)
+        monkeypatch.setitem(sys.modules, module, stand_in)
+
+    def __call__(self, *args: Any, **options: Any) -> int | None:
+        self.calls.append((args, options))
+        if isinstance(self.answer, BaseException):
+            raise self.answer
+        return self.answer
+
+
+@pytest.fixture
+def serve(monkeypatch: pytest.MonkeyPatch) -> Command:
+    return Command(monkeypatch, "cluster.serve_command", "run_serve")
+
+
+@pytest.fixture
+def generate(monkeypatch: pytest.MonkeyPatch) -> Command:
+    return Command(monkeypatch, "cluster.generate_command", "run_generate")
+
+
+def test_defaults_are_those_of_the_configuration(serve: Command, generate: Command) -> None:
+    assert run("serve").exit_code == 0
+    assert run("generate", "Hello").exit_code == 0
+    assert serve.calls == [((ClusterConfig(),), {})]
+    sampling = SamplingParams(temperature=0.0, max_tokens=256)
+    assert generate.calls == [((EngineConfig(), "Hello", sampling), {"chat": True, "as_json": False})]
+
+
+def test_every_option_of_serve_arrives(serve: Command) -> None:
+    options = {
+        "--model": "a/b",
+        "--served-model-name": "name",
+        "--replicas": "3",
+        "--host": "0.0.0.0",
+        "--port": "1",
+        "--grpc-port": "2",
+        "--redis-url": "redis://r",
+        "--policy": "round_robin",
+        "--dtype": "bfloat16",
+        "--device": "cpu",
+        "--kv-memory": "1GiB",
+        "--max-model-len": "99",
+        "--max-num-seqs": "5",
+        "--token-budget": "77",
+        "--block-size": "8",
+        "--chunk-tokens": "32",
+        "--threads": "4",
+        "--prefix-cache": "off",
+    }
+    result = run("serve", *(part for option in options.items() for part in option))
+    assert result.exit_code == 0, result.output
+    cache = {"kv_memory": 2**30, "block_size": 8, "chunk_tokens": 32, "prefix_cache": "off"}
+    engine = {"model": "a/b", "dtype": "bfloat16", "device": "cpu", "max_model_len": 99, "max_num_seqs": 5}
+    wanted = ClusterConfig.model_validate(
+        {
+            "engine": {**engine, "token_budget": 77, "threads": 4, "cache": cache},
+            "index": {"redis_url": "redis://r"},
+            "router": {"policy": "round_robin"},
+            "serve": {"host": "0.0.0.0", "port": 1, "grpc_port": 2, "replicas": 3},
+            "served_model_name": "name",
+        }
+    )
+    assert serve.calls == [((wanted,), {})]
+
+
+def test_every_option_of_generate_arrives(generate: Command) -> None:
+    sampling = ("--max-tokens", "5", "--temperature", "0.5", "--top-k", "6", "--top-p", "0.9", "--seed", "-7")
+    result = run("generate", "-", "--no-chat", "--json", *sampling, "--stop", "a", "--stop", "b", text="from stdin\n")
+    assert result.exit_code == 0, result.output
+    ((_, prompt, params), options) = generate.calls[0]
+    assert prompt == "from stdin\n"
+    assert params == SamplingParams(max_tokens=5, temperature=0.5, top_k=6, top_p=0.9, seed=-7, stop=("a", "b"))
+    assert options == {"chat": False, "as_json": True}
+
+
+WRONG = [
+    ("serve", "--kv-memory", "lots"),
+    ("serve", "--kv-memory", "0"),
+    ("serve", "--chunk-tokens", "65"),
+    ("serve", "--block-size", "0"),
+    ("serve", "--replicas", "0"),
+    ("serve", "--port", "99999"),
+    ("serve", "--policy", "best"),
+    ("serve", "--dtype", "int3"),
+    ("serve", "--served-model-name", ""),
+    ("serve", "--threads", "0"),
+    ("serve", "--prefix-cache", "maybe"),
+    ("generate", "--device", "tpu"),
+    ("generate", "--max-model-len", "0"),
+    ("generate", "--token-budget", "0"),
+    ("generate", "--max-num-seqs", "0"),
+    ("generate", "--max-tokens", "0"),
+    ("generate", "--temperature", "-1"),
+    ("generate", "--temperature", "nan"),
+    ("generate", "--top-k", "-1"),
+    ("generate", "--top-p", "0"),
+    ("generate", "--seed", "9223372036854775808"),
+    ("generate", "--stop", ""),
+]
+
+
+@pytest.mark.parametrize(("command", "option", "value"), WRONG)
+def test_a_wrong_value_is_one_line_that_names_the_option(
+    serve: Command, generate: Command, command: str, option: str, value: str
+) -> None:
+    prompt = ("Hello",) if command == "generate" else ()
+    result = run(command, *prompt, option, value)
+    assert result.exit_code == 2
+    (line,) = lines(result)
+    assert line.startswith(f"kvray: {option}: ")
+    assert result.stdout == ""
+    assert serve.calls == generate.calls == []
+
+
+def test_two_wrong_values_are_two_lines(serve: Command) -> None:
+    result = run("serve", "--replicas", "0", "--port", "-1")
+    assert result.exit_code == 2
+    assert sorted(line.split(": ")[1] for line in lines(result)) == ["--port", "--replicas"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "word"),
+    [
+        (("serve", "--replicas", "two"), "--replicas"),
+        (("serve", "--no-such", "1"), "--no-such"),
+        (("generate",), "prompt"),
+        (("dance",), "dance"),
+    ],
+)
+def test_wrong_usage_ends_with_2_and_names_it(serve: Command, arguments: tuple[str, ...], word: str) -> None:
+    result = run(*arguments)
+    assert result.exit_code == 2
+    assert word in result.stderr
+    assert serve.calls == []
+
+
+@pytest.mark.parametrize("error", [ConfigError("no such model"), KvrayError("no such model", detail=1)])
+def test_an_error_of_kvray_ends_with_1_and_one_line(serve: Command, error: KvrayError) -> None:
+    serve.answer = error
+    result = run("serve")
+    assert result.exit_code == 1
+    assert lines(result) == ["kvray: no such model"]
+
+
+@pytest.mark.parametrize(("answer", "code"), [(0, 0), (None, 0), (3, 3)])
+def test_the_command_decides_the_exit_code(serve: Command, answer: int | None, code: int) -> None:
+    serve.answer = answer
+    assert run("serve").exit_code == code
+
+
+def test_other_errors_are_not_hidden(serve: Command) -> None:
+    serve.answer = ZeroDivisionError("a bug")
+    assert isinstance(run("serve").exception, ZeroDivisionError)
+
+
+def test_status_of_a_dead_address_is_one_line(unused_tcp_port: int) -> None:
+    address = f"127.0.0.1:{unused_tcp_port}"
+    result = run("status", "--address", address)
+    assert result.exit_code == 1
+    (line,) = lines(result)
+    assert line.startswith(f"kvray: no cluster answers at {address}: ")
+
+
+@pytest.mark.torch
+def test_generate_with_a_model_that_is_not_there_is_one_line() -> None:
+    result = run("generate", "x", "--model", "/nonexistent")
+    assert result.exit_code == 1
+    (line,) = lines(result)
+    assert "/nonexistent" in line
+    assert result.stdout == ""
+
+
+def test_help_lists_the_commands() -> None:
+    result = run("--help")
+    assert result.exit_code == 0
+    assert all(name in result.stdout for name in ("serve", "generate", "status"))
+    assert run().exit_code == 2
