@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help install serve demo test test-unit test-long check format proto flash-check clean
+.PHONY: help install serve demo test test-unit test-long check format proto flash-check bench clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
@@ -34,11 +34,14 @@ test-unit: install  ## the pure code only, in seconds
 test-long: install  ## the long forms: all 64 tokens of the parity runs, many more random drives
 	KVRAY_LONG=1 $(BIN)/python -m pytest -q tests/integration/test_parity.py tests/worker/test_engine_random.py $(ARGS)
 
+bench: install  ## micro benchmarks; results belong in benchmarks/RESULTS.md
+	$(BIN)/python benchmarks/bench_kvcache.py $(ARGS)
+
 check: install  ## lint, types, import rules, generated code
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/mypy --explicit-package-bases --exclude tests/support tests
+	$(BIN)/mypy --explicit-package-bases --exclude tests/support tests benchmarks
 	$(BIN)/lint-imports --no-logo
 	$(BIN)/python -m pytest -q tests/architecture
 

@@ -8,6 +8,7 @@ Invariants: a KvrayError ends the command with one line on stderr, never with a 
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -18,6 +19,10 @@ from cluster.core.errors import InvalidRequest, KvrayError
 from cluster.core.sampling import SamplingParams
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False)
+lab = typer.Typer(no_args_is_help=True, help="Experiments that show how KV memory is shared.")
+journal = typer.Typer(no_args_is_help=True, help="Record what happens to the KV blocks, and compare recordings.")
+lab.add_typer(journal, name="journal")
+app.add_typer(lab, name="lab")
 
 Model = Annotated[str, typer.Option(help="demo, a Hugging Face id, or a local directory")]
 Dtype = Annotated[str, typer.Option(help="auto (as stored), float32, bfloat16 or float16")]
@@ -31,9 +36,10 @@ TokenBudget = Annotated[int, typer.Option(help="tokens per engine step")]
 BlockSize = Annotated[int, typer.Option(help="tokens per KV block")]
 ChunkTokens = Annotated[int, typer.Option(help="tokens per routing chunk, a multiple of the block size")]
 Threads = Annotated[int | None, typer.Option(help="CPU threads per replica (default: cores / replicas)")]
-PrefixCache = Annotated[str, typer.Option(help="radix or off")]
+PrefixCache = Annotated[str, typer.Option(help="radix, chunk (whole chunks only) or off")]
 PartialReuse = Annotated[bool, typer.Option(help="reuse part of a cached block by copying it")]
 StrictBlocks = Annotated[bool, typer.Option(help="check before every KV write that nobody else uses the block")]
+LogBlocks = Annotated[bool, typer.Option(help="log what happens to each KV block, one line per block")]
 
 
 @app.callback()
@@ -63,6 +69,7 @@ def serve(  # noqa: PLR0913 - one parameter per option
     prefix_cache: PrefixCache = "radix",
     partial_reuse: PartialReuse = True,
     strict_blocks: StrictBlocks = False,
+    log_blocks: LogBlocks = False,
 ) -> None:
     """Start a cluster on this machine and serve until Ctrl-C."""
     config = _config(
@@ -88,6 +95,10 @@ def generate(  # noqa: PLR0913 - one parameter per option
     top_p: Annotated[float, typer.Option(help="1 is off")] = 1.0,
     seed: Annotated[int, typer.Option(help="keys the random stream")] = 0,
     stop: Annotated[list[str] | None, typer.Option(help="text that ends the answer; may be repeated")] = None,
+    n: Annotated[int | None, typer.Option("--n", help="answers (default: one, or all beams)")] = None,
+    best_of: Annotated[int | None, typer.Option(help="draw so many samples and show the n likeliest")] = None,
+    beam_width: Annotated[int, typer.Option(help="beam search with so many beams; 0 is off")] = 0,
+    length_penalty: Annotated[float, typer.Option(help="beams: above 0 favours long answers")] = 1.0,
     json: Annotated[bool, typer.Option("--json", help="print one JSON object instead of streaming text")] = False,
     dtype: Dtype = "auto",
     device: Device = "auto",
@@ -101,6 +112,7 @@ def generate(  # noqa: PLR0913 - one parameter per option
     prefix_cache: PrefixCache = "radix",
     partial_reuse: PartialReuse = True,
     strict_blocks: StrictBlocks = False,
+    log_blocks: LogBlocks = False,
 ) -> None:
     """Answer one prompt with the engine in this process, without Ray and Redis."""
     config = _config(engine=_engine_options(locals()))
@@ -111,6 +123,10 @@ def generate(  # noqa: PLR0913 - one parameter per option
         top_p=top_p,
         seed=seed,
         stop=tuple(stop or ()),
+        n=n,
+        best_of=best_of,
+        beam_width=beam_width,
+        length_penalty=length_penalty,
     )
     from cluster.generate_command import run_generate
 
@@ -127,6 +143,36 @@ def status(
     _run(run_status, address)
 
 
+@lab.command()
+def blocks() -> None:
+    """Draw block tables step by step: share, fork, copy-on-write, free, evict. Needs no model."""
+    from cluster.lab.blocks import run_blocks
+
+    _run(run_blocks)
+
+
+@journal.command()
+def record(
+    file: Annotated[Path, typer.Argument(help="file to write, one JSON object a line", dir_okay=False)],
+    partial_reuse: PartialReuse = True,
+) -> None:
+    """Run a small fixed workload and write its block journal."""
+    from cluster.lab.journal import run_record
+
+    _run(run_record, file, partial_reuse=partial_reuse)
+
+
+JournalFile = Annotated[Path, typer.Argument(help="a recorded journal", exists=True, dir_okay=False)]
+
+
+@journal.command()
+def diff(a: JournalFile, b: JournalFile) -> None:
+    """Print the first difference of two journals (exit code 1), or say that they are equal (0)."""
+    from cluster.lab.journal import run_diff
+
+    _run(run_diff, a, b)
+
+
 _ENGINE_OPTIONS = (
     "model",
     "dtype",
@@ -136,6 +182,7 @@ _ENGINE_OPTIONS = (
     "token_budget",
     "threads",
     "strict_blocks",
+    "log_blocks",
 )
 _CACHE_OPTIONS = ("kv_memory", "block_size", "chunk_tokens", "prefix_cache", "partial_reuse")
 

@@ -43,7 +43,7 @@ class CacheConfig(_Part):
     chunk_tokens: int = Field(64, ge=1, le=65536, validate_default=True)
     kv_memory: Bytes | None = None
     memory_share: float = Field(0.25, gt=0.0, le=0.95)
-    prefix_cache: Literal["radix", "off"] = "radix"
+    prefix_cache: Literal["radix", "chunk", "off"] = "radix"
     partial_reuse: bool = True
 
     @field_validator("chunk_tokens")
@@ -69,6 +69,7 @@ class EngineConfig(_Part):
     world_size: Literal[1] = 1
     check_invariants: bool = False
     strict_blocks: bool = False
+    log_blocks: bool = False
     cache: CacheConfig = CacheConfig()
 
 

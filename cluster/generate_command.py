@@ -9,36 +9,70 @@ from __future__ import annotations
 import json
 import sys
 import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
 
 from rich.console import Console
 
 from cluster.config import EngineConfig
 from cluster.core.sampling import SamplingParams
-from cluster.offline import OfflineEngine
+from cluster.offline import OfflineEngine, OfflinePiece
 from cluster.progress import resolve_with_progress
+from cluster.telemetry import configure_logging
 
 
 def run_generate(config: EngineConfig, prompt: str, sampling: SamplingParams, *, chat: bool, as_json: bool) -> int:
     console = Console(stderr=True)
+    if config.log_blocks:
+        configure_logging("generate")
     model_dir = resolve_with_progress(config.model, console)
     with OfflineEngine(config, model_dir) as engine:
         started = time.monotonic()
         messages = [{"role": "user", "content": prompt}]
         pieces = engine.chat(messages, sampling) if chat else engine.generate(prompt, sampling)
-        text, reason, first = "", None, 0.0
-        token_ids: list[int] = []
+        answers = [_Answer() for _ in range(sampling.num_choices)]
+        first = 0.0
         for piece in pieces:
             first = first or time.monotonic() - started
-            text += piece.text
-            token_ids += piece.token_ids
-            reason = piece.finish_reason
-            if not as_json:
+            answers[piece.index].add(piece)
+            if not as_json and len(answers) == 1:
                 sys.stdout.write(piece.text)
                 sys.stdout.flush()
         elapsed = time.monotonic() - started
     if as_json:
-        print(json.dumps({"text": text, "token_ids": token_ids, "finish_reason": reason}))
-    else:
+        found = [answer.to_json() for answer in answers]
+        print(json.dumps(found[0] if len(found) == 1 else {"choices": found}))
+        return 0
+    if len(answers) == 1:
         sys.stdout.write("\n")
-        console.print(f"{len(token_ids)} tokens in {elapsed:.1f} s, first after {first:.2f} s ({reason})", style="dim")
+    else:
+        _print_choices(answers)
+    count = sum(len(answer.token_ids) for answer in answers)
+    reasons = ", ".join(str(answer.finish_reason) for answer in answers)
+    console.print(f"{count} tokens in {elapsed:.1f} s, first after {first:.2f} s ({reasons})", style="dim")
     return 0
+
+
+@dataclass(slots=True)
+class _Answer:
+    text: str = ""
+    token_ids: list[int] = field(default_factory=list)
+    finish_reason: str | None = None
+    score: float | None = None
+
+    def add(self, piece: OfflinePiece) -> None:
+        self.text += piece.text
+        self.token_ids += piece.token_ids
+        self.finish_reason = piece.finish_reason or self.finish_reason
+        self.score = piece.score
+
+    def to_json(self) -> dict[str, Any]:
+        score = {} if self.score is None else {"score": self.score}
+        return {"text": self.text, "token_ids": self.token_ids, "finish_reason": self.finish_reason, **score}
+
+
+def _print_choices(answers: Sequence[_Answer]) -> None:
+    for number, answer in enumerate(answers, start=1):
+        score = "" if answer.score is None else f" score {answer.score:.4f}"
+        print(f"[{number}]{score}\n{answer.text.strip()}\n")

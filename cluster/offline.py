@@ -30,12 +30,14 @@ from worker.frame import EngineCommand, EngineFrame
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OfflinePiece:
-    """New text and tokens. cached_tokens and finish_reason as in TokenDelta."""
+    """New text and tokens of one choice. cached_tokens, finish_reason, index and score as in TokenDelta."""
 
     text: str
     token_ids: tuple[int, ...]
     cached_tokens: int | None
     finish_reason: FinishReason | None
+    index: int = 0
+    score: float | None = None
 
 
 class OfflineEngine:
@@ -56,18 +58,24 @@ class OfflineEngine:
         """Stream the answer to a text or to token ids. Raises the typed errors of cluster.core.errors."""
         token_ids = self.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
         request = GenerationRequest(request_id=uuid.uuid4().hex, prompt_token_ids=tuple(token_ids), sampling=sampling)
-        answer = AnswerStream(self.tokenizer, sampling.stop)
+        answers = {index: AnswerStream(self.tokenizer, sampling.stop) for index in range(sampling.num_choices)}
         with closing(self._deltas(request)) as deltas:
             for delta in deltas:
-                piece = answer.feed(delta)
+                if delta.index not in answers:
+                    continue  # a stop string ended this choice, and the engine does not know
+                piece = answers[delta.index].feed(delta)
                 yield OfflinePiece(
                     text=piece.text,
                     token_ids=piece.token_ids,
                     cached_tokens=delta.cached_tokens,
                     finish_reason=piece.finish_reason,
+                    index=delta.index,
+                    score=delta.score,
                 )
                 if piece.finish_reason is not None:
-                    return
+                    del answers[delta.index]
+                    if not answers:
+                        return
 
     def close(self) -> None:
         self._port.close()

@@ -93,8 +93,6 @@ class FrontDoor:
             ):
                 while (event := await _next_before(events, deadline, call.timeout_s)) is not None:
                     yield event
-                    if event.finish_reason is not None:
-                        return
         finally:
             self._ledger.release(prepared.request.request_id)
 
@@ -185,14 +183,16 @@ class FrontDoor:
         self, prepared: _Prepared, deltas: AsyncIterator[tuple[WorkerId, TokenDelta]]
     ) -> AsyncGenerator[GenerationEvent, None]:
         request = prepared.request
-        answer = AnswerStream(self._tokenizer, request.sampling.stop)
+        answers = {index: AnswerStream(self._tokenizer, request.sampling.stop) for index in _choices(request)}
         completion, cached, first = 0, 0, True
         async for worker_id, delta in deltas:
             if first:
                 first = False
                 self._ledger.prefill_done(request.request_id)
             cached = delta.cached_tokens if delta.cached_tokens is not None else cached
-            piece = answer.feed(delta)
+            if delta.index not in answers:
+                continue  # a stop string ended this choice, and the engine does not know
+            piece = answers[delta.index].feed(delta)
             completion += len(piece.token_ids)
             yield GenerationEvent(
                 text=piece.text,
@@ -202,7 +202,17 @@ class FrontDoor:
                 ),
                 replica=worker_id,
                 finish_reason=piece.finish_reason,
+                index=delta.index,
+                score=delta.score,
             )
+            if piece.finish_reason is not None:
+                del answers[delta.index]
+                if not answers:
+                    return
+
+
+def _choices(request: GenerationRequest) -> range:
+    return range(request.sampling.num_choices)
 
 
 async def _next_before(

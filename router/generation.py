@@ -2,7 +2,7 @@
 
 Owns: GenerationCall, GenerationEvent, Usage, the Generator and StatusSource protocols.
 Does not: parse HTTP or protobuf (router.http_api, router.grpc_api) or choose replicas.
-Invariants: exactly one of text, token_ids, messages is the prompt; the last event of a call, and only it, has a
+Invariants: exactly one of text, token_ids, messages is the prompt; the last event of every choice, and only it, has a
 finish_reason; errors are raised as `KvrayError`, before or between events.
 """
 
@@ -35,10 +35,15 @@ class GenerationCall:
     cache_salt: str = ""
     timeout_s: float | None = None
 
+    @property
+    def num_choices(self) -> int:
+        """Answers that are asked for; meaningful once the service has accepted the sampling fields."""
+        return self.sampling.get("n") or self.sampling.get("beam_width") or 1
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Usage:
-    """Token counts of one call. cached_tokens: prompt tokens whose KV was reused."""
+    """Token counts of one call, all choices together. cached_tokens: prompt tokens whose KV was reused."""
 
     prompt_tokens: int
     completion_tokens: int
@@ -47,13 +52,18 @@ class Usage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GenerationEvent:
-    """New text and tokens of a call. `replica` is the worker that produced them."""
+    """New text and tokens of one choice of a call. `replica` is the worker that produced them.
+
+    index: which choice.  score: of a finished beam.
+    """
 
     text: str
     token_ids: tuple[int, ...]
     usage: Usage
     replica: WorkerId
     finish_reason: FinishReason | None = None
+    index: int = 0
+    score: float | None = None
 
 
 class Generator(Protocol):

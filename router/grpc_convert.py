@@ -16,7 +16,11 @@ from cluster.core.request import FinishReason
 from cluster.rpc import inference_pb2 as pb
 from router.generation import GenerationCall, GenerationEvent, ReplicaStatus, Usage
 
-_OPTIONAL_SAMPLING = ("temperature", "top_k", "top_p", "seed", "max_tokens", "ignore_eos")
+_OPTIONAL_SAMPLING = (
+    *("temperature", "top_k", "top_p", "seed", "max_tokens", "ignore_eos"),
+    *("n", "best_of", "beam_width", "length_penalty"),
+)
+_EARLY_STOPPING: dict[int, bool | str] = {pb.EARLY_STOPPING_FIRST: True, pb.EARLY_STOPPING_NEVER: "never"}
 
 _FINISH_REASONS: dict[FinishReason | None, pb.FinishReason] = {
     None: pb.FINISH_REASON_UNSPECIFIED,
@@ -70,6 +74,8 @@ def _sampling(options: pb.SamplingOptions) -> dict[str, Any]:
         sampling["stop"] = tuple(options.stop)
     if options.stop_token_ids:
         sampling["stop_token_ids"] = tuple(options.stop_token_ids)
+    if options.early_stopping:
+        sampling["early_stopping"] = _EARLY_STOPPING.get(options.early_stopping, options.early_stopping)
     return sampling
 
 
@@ -90,19 +96,37 @@ def chunk_from(event: GenerationEvent, request_id: str) -> pb.GenerateChunk:
         token_ids=event.token_ids,
         finish_reason=_FINISH_REASONS[event.finish_reason],
         usage=_usage(event.usage),
+        index=event.index,
+        score=event.score,
     )
 
 
 def response_from(events: Sequence[GenerationEvent], request_id: str) -> pb.GenerateResponse:
     """All events of a finished call as one message."""
-    last = events[-1]
+    by_index: dict[int, list[GenerationEvent]] = {}
+    for event in events:
+        by_index.setdefault(event.index, []).append(event)
+    choices = [_choice(part) for _, part in sorted(by_index.items())]
+    first, last = choices[0], events[-1]
     return pb.GenerateResponse(
         request_id=request_id,
         replica=last.replica,
+        text=first.text,
+        token_ids=first.token_ids,
+        finish_reason=first.finish_reason,
+        usage=_usage(last.usage),
+        choices=choices,
+    )
+
+
+def _choice(events: Sequence[GenerationEvent]) -> pb.Choice:
+    last = events[-1]
+    return pb.Choice(
+        index=last.index,
         text="".join(event.text for event in events),
         token_ids=[token for event in events for token in event.token_ids],
         finish_reason=_FINISH_REASONS[last.finish_reason],
-        usage=_usage(last.usage),
+        score=last.score,
     )
 
 

@@ -90,7 +90,8 @@ async def _answer(
     try:
         body = parse(body_kind, await _read_body(request))
         call, services = body.call(), get_services()
-        reply = Reply(shape, model=call.model or services.generator.models[0], created=int(clock()))
+        model = call.model or services.generator.models[0]
+        reply = Reply(shape, model=model, created=int(clock()), num_choices=call.num_choices)
         if body.streams:
             return await _stream(request, services.generator, call, reply, include_usage=body.include_usage)
         events = await until_disconnect(request.receive, _collect(services.generator, call))

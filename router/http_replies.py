@@ -49,26 +49,33 @@ CHAT = ReplyShape(
 
 
 class Reply:
-    """The objects of one answer."""
+    """The objects of one answer. `num_choices`: how many choices a stream opens."""
 
-    def __init__(self, shape: ReplyShape, *, model: str, created: int) -> None:
+    def __init__(self, shape: ReplyShape, *, model: str, created: int, num_choices: int = 1) -> None:
         self._shape = shape
+        self._num_choices = num_choices
         self._head: Json = {"id": f"{shape.id_prefix}-{uuid.uuid4().hex}", "created": created, "model": model}
 
     def whole(self, events: Sequence[GenerationEvent]) -> Json:
         """The answer in one object."""
-        choice = self._shape.whole_choice("".join(event.text for event in events))
-        reply = self._object(self._shape.whole_object, [_choice(choice, events[-1].finish_reason)])
-        return reply | {"usage": usage_object(events[-1].usage)}
+        by_index: dict[int, list[GenerationEvent]] = {}
+        for event in events:
+            by_index.setdefault(event.index, []).append(event)
+        choices = [
+            _choice(self._shape.whole_choice("".join(event.text for event in part)), part[-1])
+            for _, part in sorted(by_index.items())
+        ]
+        return self._object(self._shape.whole_object, choices) | {"usage": usage_object(events[-1].usage)}
 
     def first_chunks(self) -> list[Json]:
         """What a stream begins with, before any text."""
         opening = self._shape.opening
-        return [] if opening is None else [self._object(self._shape.chunk_object, [_choice(opening, None)])]
+        if opening is None:
+            return []
+        return [self._object(self._shape.chunk_object, [_opened(opening, index)]) for index in range(self._num_choices)]
 
     def chunk(self, event: GenerationEvent) -> Json:
-        choice = _choice(self._shape.chunk_choice(event.text), event.finish_reason)
-        return self._object(self._shape.chunk_object, [choice])
+        return self._object(self._shape.chunk_object, [_choice(self._shape.chunk_choice(event.text), event)])
 
     def usage_chunk(self, usage: Usage) -> Json:
         """The last chunk of a stream whose client asked for the usage."""
@@ -78,8 +85,13 @@ class Reply:
         return self._head | {"object": kind, "choices": choices}
 
 
-def _choice(content: Json, finish_reason: str | None) -> Json:
-    return {"index": 0, **content, "logprobs": None, "finish_reason": finish_reason}
+def _opened(content: Json, index: int) -> Json:
+    return {"index": index, **content, "logprobs": None, "finish_reason": None}
+
+
+def _choice(content: Json, event: GenerationEvent) -> Json:
+    choice = _opened(content, event.index) | {"finish_reason": event.finish_reason}
+    return choice if event.score is None else choice | {"score": event.score}
 
 
 def usage_object(usage: Usage) -> Json:

@@ -21,8 +21,6 @@ COMPLETION_MAX_TOKENS = 16
 
 # Field -> the values that ask for nothing we lack. Absent and null are always fine.
 _UNSUPPORTED: dict[str, tuple[Any, ...]] = {
-    "n": (1,),
-    "best_of": (1,),
     "echo": (False,),
     "suffix": ("",),
     "logprobs": (False,),
@@ -32,10 +30,8 @@ _UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "presence_penalty": (0, 0.0),
     "frequency_penalty": (0, 0.0),
     "repetition_penalty": (1, 1.0),
-    "length_penalty": (1, 1.0),
     "min_p": (0, 0.0),
     "min_tokens": (0,),
-    "use_beam_search": (False,),
     "bad_words": ([],),
     "truncate_prompt_tokens": (),
     "include_stop_str_in_output": (False,),
@@ -85,6 +81,12 @@ class _Body(BaseModel):
     stop: Any = None
     stop_token_ids: list[int] | None = None
     ignore_eos: bool | None = None
+    n: int | None = None
+    best_of: int | None = None
+    use_beam_search: bool | None = None
+    beam_width: int | None = None
+    length_penalty: float | None = None
+    early_stopping: bool | str | None = None
     cache_salt: str | None = None
 
     @property
@@ -105,15 +107,23 @@ class _Body(BaseModel):
             raise InvalidRequest("stream_options", "stream_options needs stream: true")
 
     def _call(self, max_tokens: int | None, **prompt: Any) -> GenerationCall:
-        names = ("temperature", "top_p", "top_k", "seed", "ignore_eos")
+        names = ("temperature", "top_p", "top_k", "seed", "ignore_eos", "n", "length_penalty", "early_stopping")
         sampling = {name: value for name in names if (value := getattr(self, name)) is not None}
         if max_tokens is not None:
             sampling["max_tokens"] = max_tokens
+        sampling |= self._rows()
         if self.stop is not None:
             sampling["stop"] = _stop(self.stop)
         if self.stop_token_ids is not None:
             sampling["stop_token_ids"] = tuple(self.stop_token_ids)
         return GenerationCall(model=self.model or "", sampling=sampling, cache_salt=self.cache_salt or "", **prompt)
+
+    def _rows(self) -> dict[str, int]:
+        """best_of and beam_width. vLLM's `use_beam_search` searches with best_of, or n, beams."""
+        if self.use_beam_search and self.beam_width is None:
+            return {"beam_width": self.best_of or self.n or 1}
+        rows = {"best_of": self.best_of, "beam_width": self.beam_width}
+        return {name: value for name, value in rows.items() if value is not None}
 
 
 class CompletionBody(_Body):

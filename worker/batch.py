@@ -15,18 +15,21 @@ from cluster.core.sampling import SamplingParams
 
 @dataclass(frozen=True, slots=True)
 class ScheduledSeq:
-    """One sequence's share of a step.
+    """One row of a step: one sequence's share.
 
     sample: True when the last scheduled token is the sequence's newest, so that its logits choose the next token.
     position: the sampled token's position, which keys the random stream (seed, position).
+    candidates: how many of the best next tokens are wanted (beams).  logprob: the sampled token's is wanted (best_of).
     """
 
-    request_id: str
+    seq_id: str
     token_ids: tuple[int, ...]
     start: int
     block_ids: tuple[int, ...]
     sample: bool
     sampling: SamplingParams
+    candidates: int = 0
+    logprob: bool = False
 
     @property
     def end(self) -> int:

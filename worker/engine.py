@@ -9,7 +9,7 @@ them; a request ends with exactly one last delta.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from cluster.core.errors import KvrayError
 from cluster.core.replica import ReplicaLoad
@@ -62,6 +62,10 @@ class Engine:
     def reset_cache(self) -> None:
         self._manager.reset_cache()
 
+    def audit(self) -> Iterator[None]:
+        """Check all KV bookkeeping in short pieces; AssertionError says what is wrong. Drop it before doing more."""
+        return self._manager.audit()
+
     def step(self) -> EngineFrame:
         """Run one batch (none when there is no work) and report what happened since the last frame."""
         deltas, self._early = self._early, []
@@ -71,9 +75,10 @@ class Engine:
             sampled = self._runner.run(batch)
             new = self._scheduler.complete(batch, sampled)
             self._measure(batch.num_tokens, sum(not s.sample or len(s.token_ids) > 1 for s in batch.seqs), started)
-            self._generated += len(new)
+            self._generated += sum(len(d.token_ids) for d in new)
             self._finished += sum(d.last for d in new)
             deltas += new
+            self._manager.end_step()
         if self._check:
             self._manager.check_invariants()
         return EngineFrame(tuple(deltas), tuple(self._manager.take_events()), self.load())

@@ -10,20 +10,30 @@ from __future__ import annotations
 import time
 
 from cluster.config import CacheConfig, EngineConfig
-from cluster.core.hashing import RouteScheme
+from cluster.core.hashing import ChunkHash, RouteScheme, root_hash
 from worker.engine import Engine
+from worker.kvcache.block_journal import BlockJournal, log_entry
 from worker.kvcache.block_manager import BlockManager
 from worker.kvcache.block_pool import BlockPool
-from worker.kvcache.prefix_cache import PrefixCache
+from worker.kvcache.chunk_hash_cache import ChunkHashCache
+from worker.kvcache.prefix_cache import CacheNamespace, PrefixCache
 from worker.kvcache.radix_tree import RadixTree
+from worker.request_gate import SchedulerLimits
 from worker.runner import Runner
-from worker.scheduler import Scheduler, SchedulerLimits
+from worker.scheduler import Scheduler
 
 
 def assemble_engine(config: EngineConfig, runner: Runner, scheme: RouteScheme) -> Engine:
     facts, cache = runner.facts, config.cache
     pool = BlockPool(facts.num_blocks)
-    manager = BlockManager(pool, _prefix_cache(cache, pool), facts.block_size, scheme, facts.kv_fingerprint)
+    manager = BlockManager(
+        pool,
+        _prefix_cache(cache, pool, scheme),
+        facts.block_size,
+        scheme,
+        facts.kv_fingerprint,
+        journal=BlockJournal(log_entry) if config.log_blocks else None,
+    )
     limits = SchedulerLimits(
         max_num_seqs=config.max_num_seqs,
         token_budget=config.token_budget,
@@ -36,7 +46,16 @@ def assemble_engine(config: EngineConfig, runner: Runner, scheme: RouteScheme) -
     return Engine(runner, manager, Scheduler(manager, limits), time.monotonic, config.check_invariants)
 
 
-def _prefix_cache(config: CacheConfig, pool: BlockPool) -> PrefixCache | None:
-    if config.prefix_cache == "off":
-        return None
-    return RadixTree(pool, config.block_size, config.chunk_tokens // config.block_size, partial=config.partial_reuse)
+def _prefix_cache(config: CacheConfig, pool: BlockPool, scheme: RouteScheme) -> PrefixCache | None:
+    chunk_blocks = config.chunk_tokens // config.block_size
+
+    def root_of(namespace: CacheNamespace) -> ChunkHash:
+        return root_hash(scheme.with_salt(namespace.salt))
+
+    match config.prefix_cache:
+        case "radix":
+            return RadixTree(pool, config.block_size, chunk_blocks, partial=config.partial_reuse)
+        case "chunk":
+            return ChunkHashCache(pool, config.block_size, chunk_blocks, root_of)
+        case "off":
+            return None

@@ -1,8 +1,10 @@
 """The engine's loop: take commands, run a step, hand out a frame, until the command source closes.
 
-Owns: the order of these three, when the loop sleeps, and the status line every 10 s while busy.
-Does not: know whether commands come over a socket or a queue (CommandSource) or who reads the frames.
-Invariants: with work the loop never waits; without work it only waits for commands; one frame per round.
+Owns: the order of these three, when the loop sleeps, the check of the KV bookkeeping before it does, and the status
+line every 10 s while busy.
+Does not: know whether commands come over a socket or a queue (CommandSource), who reads the frames, or what is checked.
+Invariants: with work the loop never waits; without work it waits for commands, once the bookkeeping is found sound, and
+a command waits at most for one piece of that check; one frame per round.
 """
 
 from __future__ import annotations
@@ -31,12 +33,16 @@ def run_engine_loop(
     emit: Callable[[EngineFrame], None],
     clock: Callable[[], float],
 ) -> None:
-    """Returns when the source closes. Exceptions of the model are not caught: the process ends, and is replaced."""
+    """Returns when the source closes.
+
+    Exceptions are not caught, be they the model's or an AssertionError about the KV bookkeeping: the engine ends with
+    that reason, and whoever started it replaces it.
+    """
     emit(engine.step())
     status = StatusLine(clock)
     while True:
         idle = not engine.has_work
-        commands = source.drain(wait=idle)
+        commands = _next_commands(engine, source) if idle else source.drain(wait=False)
         if commands is None:
             return
         if idle:
@@ -45,6 +51,23 @@ def run_engine_loop(
         frame = engine.step()
         emit(frame)
         status.update(frame.load)
+
+
+def _next_commands(engine: Engine, source: CommandSource) -> Sequence[EngineCommand] | None:
+    """Wait for commands, but first check, once per pause, that every block is where the books say.
+
+    Nothing changes while the engine is idle, so one whole check says all there is to say, and then the loop sleeps.
+    A command that arrives before its end drops it: the next pause begins anew.
+    """
+    try:
+        for _ in engine.audit():
+            commands = source.drain(wait=False)
+            if commands is None or commands:
+                return commands
+    except AssertionError as error:
+        logger.error("the KV bookkeeping is wrong, the engine stops: %s", error)
+        raise
+    return source.drain(wait=True)
 
 
 class StatusLine:

@@ -2,7 +2,8 @@
 
 Owns: this process's start-up, its logging and its end.
 Does not: outlive its parent: a closed socket ends the loop.
-Invariants: the first message out is either {"facts"} or {"error"}; after it, one frame per step.
+Invariants: the first message out is either {"facts"} or {"error"}; after it, one frame per step, and {"failed"} as
+the last one when the engine ends by itself.
 """
 
 from __future__ import annotations
@@ -58,7 +59,12 @@ def main(fd: int) -> int:
     def emit(frame: EngineFrame) -> None:
         messages.write(frame.to_wire())  # a closed socket shows in the next drain
 
-    run_engine_loop(engine, SocketCommands(messages), emit, time.monotonic)
+    try:
+        run_engine_loop(engine, SocketCommands(messages), emit, time.monotonic)
+    except Exception as error:
+        logger.exception("the engine failed")
+        messages.write({"failed": f"{type(error).__name__}: {error}"})
+        return 1
     return 0
 
 

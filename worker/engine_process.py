@@ -101,16 +101,20 @@ class ProcessEnginePort:
     def _read(self, sink: EngineSink, early: list[object]) -> None:
         assert self._socket is not None and self._process is not None
         messages: list[object] | None = early
+        reason = ""
         try:
             while messages is not None:
                 for message in messages:
-                    sink.on_frame(EngineFrame.from_wire(message))  # type: ignore[arg-type]
+                    if isinstance(message, dict):
+                        reason = f": {message['failed']}"
+                    else:
+                        sink.on_frame(EngineFrame.from_wire(message))  # type: ignore[arg-type]
                 messages = self._socket.read(wait=True)
         except Exception:
             logger.exception("engine process %d sent what is no frame and is killed", self._process.pid)
             self._process.kill()
         self._ended = True  # first: a command that is accepted after the sink was told would wait for ever
-        sink.on_exit(f"engine process {self._process.pid} ended")
+        sink.on_exit(f"engine process {self._process.pid} ended{reason}")
 
     def _write(self) -> None:
         """A full socket blocks this thread while the child is in a step, never the caller of `send`."""

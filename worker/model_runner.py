@@ -23,7 +23,7 @@ from worker.kvcache.kv_pool import LAYOUT, KvGeometry, KvPool
 from worker.models.attention_hook import PagedStep
 from worker.models.fingerprint import kv_fingerprint, model_revision
 from worker.models.transformers_backend import TransformersModel, dtype_name
-from worker.runner import ModelFacts
+from worker.runner import ModelFacts, Sampled
 from worker.sampler import Sampler
 
 logger = logging.getLogger(__name__)
@@ -55,7 +55,7 @@ class ModelRunner:
         return self._facts
 
     @torch.inference_mode()
-    def run(self, batch: Batch) -> list[int]:
+    def run(self, batch: Batch) -> list[Sampled]:
         if not batch.seqs:
             return []
         for source, target in batch.copies:
@@ -71,7 +71,10 @@ class ModelRunner:
         sampled = [seq for seq in batch.seqs if seq.sample]
         if not sampled:
             return []
-        return self._sampler.sample(logits, [seq.sampling for seq in sampled], [seq.end for seq in sampled])
+        tokens = self._sampler.sample(logits, [seq.sampling for seq in sampled], [seq.end for seq in sampled])
+        logprobs = self._sampler.logprobs(logits, tokens, [seq.logprob for seq in sampled])
+        candidates = self._sampler.candidates(logits, [seq.candidates for seq in sampled])
+        return [Sampled(*row) for row in zip(tokens, logprobs, candidates, strict=True)]
 
     def _describe(self, batch: Batch) -> tuple[AttentionMetadata, torch.Tensor, list[int]]:
         """The attention metadata, the position of every row [T], and the rows whose logits choose a token."""

@@ -1,15 +1,15 @@
 """Runner: the engine's view of a model, and the facts it reports when it is loaded.
 
-Owns: the Runner protocol and ModelFacts.
+Owns: the Runner protocol, its answer Sampled, and ModelFacts.
 Does not: import torch; `worker.model_runner` implements it for real models, tests implement it with fakes.
-Invariants: `run` returns one token per sequence with `sample`, in batch order, and has written the KV of every
+Invariants: `run` returns one Sampled per row with `sample`, in batch order, and has written the KV of every
 scheduled position when it returns.
 """
 
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from worker.batch import Batch
 
@@ -44,9 +44,21 @@ class ModelFacts:
         return cls(**{**wire, "eos_token_ids": tuple(wire["eos_token_ids"])})
 
 
+class Sampled(NamedTuple):
+    """What a row with `sample` gave: a token, its log probability if asked for, and the best next tokens if asked for.
+
+    Log probabilities are those of the model, before temperature and filters. candidates: (token id, log probability),
+    best first.
+    """
+
+    token_id: int
+    logprob: float = 0.0
+    candidates: tuple[tuple[int, float], ...] = ()
+
+
 class Runner(Protocol):
     @property
     def facts(self) -> ModelFacts: ...
 
-    def run(self, batch: Batch) -> list[int]:
-        """Copy blocks, compute the batch, write its KV, return the sampled token ids (one per seq with `sample`)."""
+    def run(self, batch: Batch) -> list[Sampled]:
+        """Copy blocks, compute the batch, write its KV, answer for each row with `sample`."""

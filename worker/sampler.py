@@ -3,7 +3,7 @@
 A sampled row draws exactly one number u in [0, 1) from its own (seed, position), and takes the first token at which the
 cumulated probability exceeds u. So a seeded answer does not depend on batching, preemption or caching.
 
-Owns: temperature, top-k, top-p, greedy choice and the counter-based random number.
+Owns: temperature, top-k, top-p, greedy choice, the counter-based random number, and the log probabilities.
 Does not: keep state between steps or decide when a request ends.
 Invariants: a row's token depends on its logits, its parameters and its position only, never on other rows;
 top_k = 1 is greedy; probabilities are fp64.
@@ -38,6 +38,31 @@ class Sampler:
                 index = torch.tensor(rows, device=logits.device)
                 tokens[index] = choose(_probabilities(logits[index], chosen), chosen, _column(draws, logits))
         return [int(token) for token in tokens.tolist()]
+
+    def logprobs(self, logits: torch.Tensor, tokens: Sequence[int], wanted: Sequence[bool]) -> list[float]:
+        """Log probability of each row's token where it is wanted, else 0; fp32, as transformers computes it."""
+        values = [0.0] * len(tokens)
+        rows = [r for r, want in enumerate(wanted) if want]
+        if rows:
+            index = torch.tensor(rows, device=logits.device)
+            ids = torch.tensor([tokens[r] for r in rows], device=logits.device)
+            chosen = torch.log_softmax(logits[index].float(), dim=-1).gather(-1, ids[:, None])[:, 0]
+            for row, value in zip(rows, chosen.tolist(), strict=True):
+                values[row] = value
+        return values
+
+    def candidates(self, logits: torch.Tensor, counts: Sequence[int]) -> list[tuple[tuple[int, float], ...]]:
+        """The `counts[r]` likeliest next tokens of each row with their log probabilities, best first."""
+        found: list[tuple[tuple[int, float], ...]] = [()] * len(counts)
+        rows = [r for r, count in enumerate(counts) if count]
+        if rows:
+            index = torch.tensor(rows, device=logits.device)
+            logprobs = torch.log_softmax(logits[index].float(), dim=-1)
+            best = torch.topk(logprobs, min(max(counts), logits.shape[-1]), dim=-1)
+            pairs = zip(best.indices.tolist(), best.values.tolist(), strict=True)
+            for row, (ids, values) in zip(rows, pairs, strict=True):
+                found[row] = tuple(zip(ids, values, strict=True))[: counts[row]]
+        return found
 
 
 def uniform(seed: int, position: int) -> float:

@@ -3,11 +3,11 @@
 One token budget per step is shared by decode rows (one token each, first) and prefill pieces (the rest). Only
 uncached tokens cost budget. A waiting sequence is admitted when the blocks of its whole prompt can be reserved, so
 two half-loaded prompts can never block each other. One that shares a prefix which is being computed waits until it is
-there. When a running sequence needs a block and none is left, the
-newest running one is preempted: it keeps its tokens, its computed blocks stay cached, and it waits at the head.
+there. When a running sequence needs a block and none is left, the newest running one is preempted, with its whole
+group: it keeps its tokens, its computed blocks stay cached, and it waits at the head.
 
-Owns: the waiting queue, the running list, limits, preemption, and why a sequence ends.
-Does not: see blocks or tree nodes (block_manager), run models, or know time.
+Owns: the waiting queue, the running list, preemption, and why a sequence ends.
+Does not: see blocks or tree nodes (block_manager), run models, know time, or judge requests (request_gate).
 Invariants: budget never exceeded; running is in admission order; a step with work makes progress, because every
 request that was let in fits into the pool alone; a refused request leaves no trace.
 """
@@ -17,24 +17,31 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass
 
-from cluster.core.errors import InvalidRequest, Overloaded, RequestTooLong
+from cluster.core.errors import InvalidRequest, Overloaded
 from cluster.core.request import FinishReason, GenerationRequest, TokenDelta
 from worker.batch import Batch, ScheduledSeq
 from worker.kvcache.block_manager import BlockManager
+from worker.request_gate import RequestGate, SchedulerLimits
+from worker.runner import Sampled
 from worker.sequence import Sequence, SequenceStatus
+from worker.sequence_group import SequenceGroup
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SchedulerLimits:
-    max_num_seqs: int
-    token_budget: int
-    max_queue: int
-    max_model_len: int
-    vocab_size: int
-    eos_token_ids: tuple[int, ...]
-    strict_blocks: bool = False
+class _Step:
+    """The step in the making: tokens per sequence, and what is left of the budget."""
+
+    def __init__(self, budget: int) -> None:
+        self.tokens: dict[str, int] = {}
+        self.left = budget
+
+    def take(self, seq: Sequence) -> None:
+        count = min(seq.num_uncomputed, self.left)
+        self.tokens[seq.seq_id] = count
+        self.left -= count
+
+    def give_back(self, seq: Sequence) -> None:
+        self.left += self.tokens.pop(seq.seq_id, 0)
 
 
 class Scheduler:
@@ -43,9 +50,10 @@ class Scheduler:
     def __init__(self, manager: BlockManager, limits: SchedulerLimits) -> None:
         self._manager = manager
         self._limits = limits
+        self._gate = RequestGate(manager, limits)
         self._waiting: deque[Sequence] = deque()
         self._running: list[Sequence] = []
-        self._by_id: dict[str, Sequence] = {}
+        self._by_id: dict[str, Sequence] = {}  # by sequence id; a group's leader has the request's own
         self.num_preemptions = 0
         self.query_tokens = 0
         self.hit_tokens = 0
@@ -67,172 +75,242 @@ class Scheduler:
 
     def add(self, request: GenerationRequest) -> None:
         """Queue a request. Raises InvalidRequest, RequestTooLong or Overloaded, and then nothing has changed."""
-        max_tokens = self._resolve_max_tokens(request)
+        max_tokens = self._gate.max_tokens(request)
         if len(self._waiting) >= self._limits.max_queue:
             raise Overloaded(f"the queue is full ({self._limits.max_queue} requests)", retry_after_s=1.0)
         if request.request_id in self._by_id:
             raise InvalidRequest("request_id", f"request {request.request_id} is already running")
-        seq = Sequence(request, max_tokens, self._limits.eos_token_ids)
-        seq.expected_cached = self._manager.cached_prefix(seq.tokens, request.cache_salt)
+        if request.sampling.num_rows > 1 or request.sampling.beam_width:
+            seq = SequenceGroup(request, max_tokens, self._limits.eos_token_ids).leader
+        else:
+            seq = Sequence(request, max_tokens, self._limits.eos_token_ids)
+        seq.expected_cached = self._manager.cached_prefix(request.prompt_token_ids, request.cache_salt)
         self._by_id[seq.seq_id] = seq
         self._waiting.append(seq)
 
     def cancel(self, request_id: str) -> bool:
         """End a request in any state and free its blocks. False when it is not here (any more)."""
         seq = self._by_id.get(request_id)
-        if seq is None:
+        if seq is None or seq.seq_id != seq.request.request_id:
             return False
         if seq.status is SequenceStatus.WAITING:
             self._waiting.remove(seq)
+        if seq.group is not None:
+            self._leave_running(seq.group)
+            seq.group.release(self._manager)
         self._finish(seq)
         return True
 
     def schedule(self) -> Batch:
         """The next step's batch; empty only when there is no work."""
-        budget = self._limits.token_budget
-        chosen: dict[str, int] = {}  # seq id -> tokens this step
+        step = _Step(self._limits.token_budget)
         preempted_before = self.num_preemptions
         decoding = [seq for seq in self._running if seq.decoding]
-        prefilling = [seq for seq in self._running if not seq.decoding]
-        for seq in decoding:
-            if budget == 0:
+        prefilling = [seq for seq in self._running if not seq.decoding and seq.num_uncomputed]
+        for seq in (*decoding, *prefilling):
+            if step.left == 0:
                 break
-            if seq.status is SequenceStatus.RUNNING and self._make_room(seq, chosen):
-                chosen[seq.seq_id] = 1
-                budget = self._limits.token_budget - len(chosen)  # a victim gives its token back
-        for seq in prefilling:
-            if seq.status is SequenceStatus.RUNNING and budget > 0:
-                chosen[seq.seq_id] = min(seq.num_uncomputed, budget)
-                budget -= chosen[seq.seq_id]
+            if seq.status is SequenceStatus.RUNNING and self._make_room(seq, step):
+                step.take(seq)
         if self.num_preemptions == preempted_before:
-            self._admit(chosen, budget)
-        seqs = tuple(self._scheduled(self._by_id[seq_id], count) for seq_id, count in chosen.items())
+            self._admit(step)
+        seqs = tuple(self._scheduled(self._by_id[seq_id], count) for seq_id, count in step.tokens.items())
         return Batch(seqs, tuple(self._manager.take_copies()) if seqs else ())
 
-    def complete(self, batch: Batch, sampled: Seq[int]) -> list[TokenDelta]:
-        """Book a finished step: KV is there, blocks enter the tree, new tokens are appended, ends are found."""
+    def complete(self, batch: Batch, sampled: Seq[Sampled]) -> list[TokenDelta]:
+        """Book a finished step: KV is there, blocks enter the cache, new tokens are appended, ends are found."""
         deltas: list[TokenDelta] = []
-        tokens = iter(sampled)
+        results = iter(sampled)
+        searches: dict[str, SequenceGroup] = {}
         for item in batch.seqs:
-            seq = self._by_id[item.request_id]
+            seq = self._by_id[item.seq_id]
             seq.num_computed = item.end
             prompt_done = item.sample and seq.num_output_tokens == 0
             self._manager.commit(seq.seq_id, seq.tokens, seq.num_computed, tail=prompt_done)
-            if item.sample:
-                deltas.append(self._append(seq, next(tokens)))
+            if seq.computes_only and not seq.num_uncomputed:
+                self._spread(seq)
+            elif item.sample:
+                result = next(results)
+                if seq.group is None or seq.group.search is None:
+                    deltas += self._append(seq, result)
+                else:
+                    seq.candidates = result.candidates
+                    searches[seq.request.request_id] = seq.group
+        for group in searches.values():
+            if all(row.candidates for row in group.rows):
+                deltas += self._advance(group)
         return deltas
 
-    def _resolve_max_tokens(self, request: GenerationRequest) -> int:
-        prompt, limit = len(request.prompt_token_ids), self._limits.max_model_len
-        limit = min(limit, self._manager.capacity_tokens)
-        if prompt >= limit:
-            raise RequestTooLong(
-                "prompt", f"the prompt has {prompt} tokens, but at most {limit - 1} fit (limit {limit})", limit=limit
-            )
-        if min(request.prompt_token_ids) < 0 or max(request.prompt_token_ids) >= self._limits.vocab_size:
-            raise InvalidRequest(
-                "token_ids", f"a token id is outside the vocabulary (0 to {self._limits.vocab_size - 1})"
-            )
-        asked = request.sampling.max_tokens
-        if asked is None:
-            return limit - prompt
-        if prompt + asked > limit:
-            raise RequestTooLong(
-                "max_tokens",
-                f"prompt ({prompt} tokens) + max_tokens ({asked}) exceeds the limit of {limit} tokens",
-                limit=limit,
-            )
-        return asked
-
-    def _make_room(self, seq: Sequence, chosen: dict[str, int]) -> bool:
-        """Slots for the newest token, preempting the newest sequences if needed. False: `seq` itself had to go."""
+    def _make_room(self, seq: Sequence, step: _Step) -> bool:
+        """Slots for the newest tokens, preempting the newest sequences if needed. False: `seq` itself had to go."""
         while not self._manager.append_token(seq.seq_id, seq.num_tokens):
-            victim = self._running[-1]
-            self._preempt(victim)
-            chosen.pop(victim.seq_id, None)
-            if victim is seq:
+            self._preempt(self._running[-1], step)
+            if seq.status is not SequenceStatus.RUNNING:
                 return False
         return True
 
-    def _preempt(self, seq: Sequence) -> None:
-        self._running.remove(seq)
-        self._manager.free(seq.seq_id)
-        seq.status = SequenceStatus.WAITING
-        seq.num_computed = 0
-        seq.preemptions += 1
-        seq.expected_cached = self._manager.cached_prefix(seq.tokens, seq.request.cache_salt)
+    def _preempt(self, victim: Sequence, step: _Step) -> None:
+        if victim.group is None:
+            gone = [victim]
+            self._manager.free(victim.seq_id)
+            self._running.remove(victim)
+            victim.status, victim.num_computed = SequenceStatus.WAITING, 0
+        else:
+            gone = [victim.group.leader, *victim.group.rows]
+            self._leave_running(victim.group)
+            victim.group.release(self._manager)
+            victim = victim.group.leader
+        for seq in gone:
+            step.give_back(seq)
+        victim.preemptions += 1
+        victim.expected_cached = self._manager.cached_prefix(victim.tokens, victim.request.cache_salt)
         self.num_preemptions += 1
-        self._waiting.appendleft(seq)
+        self._waiting.appendleft(victim)
 
-    def _admit(self, chosen: dict[str, int], budget: int) -> None:
+    def _admit(self, step: _Step) -> None:
         held: list[Sequence] = []
-        while self._waiting and budget > 0 and len(self._running) < self._limits.max_num_seqs:
+        seats = self._limits.max_num_seqs - sum(_seats(seq) for seq in self._running)
+        while self._waiting and step.left > 0 and _seats(self._waiting[0]) <= seats:
             seq = self._waiting[0]
             if self._waits_for_a_prefix(seq):
                 held.append(self._waiting.popleft())
                 continue
-            cached = self._manager.allocate(seq.seq_id, seq.tokens, seq.request.cache_salt)
-            if cached is None and not self._running and self._manager.drop_pins():
+            started = self._start(seq)
+            if not started and not self._running and self._manager.drop_pins():
                 continue  # with nothing running only pins can be in the way
-            if cached is None:
+            if not started:
                 break
             self._waiting.popleft()
-            seq.status = SequenceStatus.RUNNING
-            seq.num_computed = cached
-            if seq.first_cached is None:  # a resumed sequence hits its own blocks, which is not a cache hit
-                seq.first_cached = cached
-                self.query_tokens += seq.num_prompt_tokens
-                self.hit_tokens += cached
-            self._running.append(seq)
-            chosen[seq.seq_id] = min(seq.num_uncomputed, budget)
-            budget -= chosen[seq.seq_id]
+            seats -= _seats(seq)
+            for new in started:
+                self._running.append(new)
+                if step.left > 0:
+                    step.take(new)
         self._waiting.extendleft(reversed(held))
+
+    def _start(self, seq: Sequence) -> list[Sequence]:
+        """Give a waiting sequence its blocks. Returns what runs now; nothing when memory is short."""
+        group, request = seq.group, seq.request
+        if group is not None and not seq.tokens:
+            if not group.allocate_rows(self._manager):
+                return []
+            self._by_id |= {row.seq_id: row for row in group.rows}
+            self.query_tokens += seq.num_prompt_tokens if seq.preemptions == 0 else 0
+            return list(group.rows)
+        spare = 0 if group is None else group.spare_blocks(self._manager.block_size)
+        cached = self._manager.allocate(seq.seq_id, seq.tokens, request.cache_salt, spare_blocks=spare)
+        if cached is None:
+            return []
+        seq.status, seq.num_computed = SequenceStatus.RUNNING, cached
+        if seq.first_cached is None:  # a resumed sequence hits its own blocks, which is not a cache hit
+            seq.first_cached = cached
+            self.query_tokens += seq.num_prompt_tokens
+            self.hit_tokens += cached
+        return [seq]
 
     def _waits_for_a_prefix(self, seq: Sequence) -> bool:
         """A running sequence is computing at least a block of this one's beginning right now, and nobody has it yet.
 
         The wait is short: it ends when the shared part is computed, and the leader, being admitted, always proceeds.
         """
-        leaders = [
-            other.num_shared_tokens(seq)
-            for other in self._running
-            if not other.decoding and other.num_shared_tokens(seq) > other.num_computed
-        ]
-        if not leaders or not self._manager.caches_prefixes:
+        if not self._manager.caches_prefixes:
             return False
-        return (
-            max(leaders) - self._manager.cached_prefix(seq.tokens, seq.request.cache_salt) >= self._manager.block_size
-        )
+        coming = 0
+        for other in self._running:
+            if other.num_uncomputed > 1:  # one token of prefill is not worth a wait
+                shared = other.num_shared_tokens(seq)
+                coming = max(coming, shared if shared > other.num_computed else 0)
+        if coming < self._manager.block_size:
+            return False
+        return coming - self._manager.cached_prefix(seq.tokens, seq.request.cache_salt) >= self._manager.block_size
 
     def _scheduled(self, seq: Sequence, count: int) -> ScheduledSeq:
         start, end = seq.num_computed, seq.num_computed + count
         if self._limits.strict_blocks:
             self._manager.check_writable(seq.seq_id, start, end)
+        group = seq.group
         return ScheduledSeq(
-            request_id=seq.seq_id,
+            seq_id=seq.seq_id,
             token_ids=tuple(seq.tokens[start:end]),
             start=start,
             block_ids=tuple(self._manager.get_block_ids(seq.seq_id)),
-            sample=end == seq.num_tokens,
-            sampling=seq.request.sampling,
+            sample=end == seq.num_tokens and not seq.computes_only,
+            sampling=seq.sampling,
+            candidates=0 if group is None else group.num_candidates,
+            logprob=group is not None and group.withholds,
         )
 
-    def _append(self, seq: Sequence, token: int) -> TokenDelta:
+    def _spread(self, leader: Sequence) -> None:
+        """The leader's prompt is there: its rows run in its place."""
+        assert leader.group is not None
+        place = self._running.index(leader)
+        rows = leader.group.spread(self._manager)
+        self._running[place : place + 1] = rows
+        self._by_id |= {row.seq_id: row for row in rows}
+
+    def _append(self, seq: Sequence, result: Sampled) -> list[TokenDelta]:
+        """One more token of a plain sequence or a sample, and perhaps its end."""
         first = seq.num_output_tokens == 0
-        seq.tokens.append(token)
+        seq.tokens.append(result.token_id)
+        seq.logprob += result.logprob
         reason: FinishReason | None = None
-        if token in seq.stop_token_ids:
+        if result.token_id in seq.stop_token_ids:
             reason = FinishReason.STOP
         elif seq.num_output_tokens >= seq.max_tokens:
             reason = FinishReason.LENGTH
+        withheld: list[TokenDelta] = []
         if reason is not None:
+            withheld = self._end_row(seq, reason)
+        if seq.group is not None and seq.group.withholds:
+            return withheld
+        delta = TokenDelta(
+            request_id=seq.request.request_id,
+            token_ids=(result.token_id,),
+            cached_tokens=seq.first_cached if first else None,
+            finish_reason=reason,
+            index=seq.index,
+            more=seq.group is not None and bool(seq.group.rows) and reason is not None,
+        )
+        return [delta]
+
+    def _end_row(self, seq: Sequence, reason: FinishReason) -> list[TokenDelta]:
+        if seq.group is None:
             self._finish(seq)
-        cached = seq.first_cached if first else None
-        return TokenDelta(request_id=seq.seq_id, token_ids=(token,), cached_tokens=cached, finish_reason=reason)
+            return []
+        self._running.remove(seq)
+        del self._by_id[seq.seq_id]
+        deltas = seq.group.end_row(seq, reason, self._manager)
+        if not seq.group.rows:
+            self._finish(seq.group.leader)
+        return deltas
+
+    def _advance(self, group: SequenceGroup) -> list[TokenDelta]:
+        place = self._running.index(group.rows[0])
+        self._leave_running(group)
+        answers = group.advance(self._manager)
+        if answers:
+            group.release(self._manager)
+            self._finish(group.leader)
+        else:
+            self._running[place:place] = group.rows
+            self._by_id |= {row.seq_id: row for row in group.rows}
+        return answers
+
+    def _leave_running(self, group: SequenceGroup) -> None:
+        members = {group.leader.seq_id, *(row.seq_id for row in group.rows)}
+        self._running = [seq for seq in self._running if seq.seq_id not in members]
+        for row in group.rows:
+            self._by_id.pop(row.seq_id, None)
 
     def _finish(self, seq: Sequence) -> None:
+        """A plain sequence, or the leader of a group whose rows are gone."""
         if seq.status is SequenceStatus.RUNNING:
             self._running.remove(seq)
-            self._manager.free(seq.seq_id)
+        self._manager.free(seq.seq_id)
         seq.status = SequenceStatus.FINISHED
         del self._by_id[seq.seq_id]
+
+
+def _seats(seq: Sequence) -> int:
+    """Rows a sequence stands for: a leader for all that will fork from it."""
+    return seq.group.num_rows if seq.group is not None and seq.computes_only else 1

@@ -2,7 +2,8 @@
 
 Owns: GenerationRequest, TokenDelta, FinishReason and their wire forms (plain dicts and lists).
 Does not: carry text; a worker sees token ids only.
-Invariants: prompt_token_ids is never empty; exactly one delta of a request has a finish_reason or an error.
+Invariants: prompt_token_ids is never empty; exactly one delta of a choice has a finish_reason; exactly one delta of a
+request is its last, because it has an error, or a finish_reason and no choice that goes on.
 """
 
 from __future__ import annotations
@@ -61,11 +62,12 @@ class GenerationRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenDelta:
-    """What one engine step produced for one request.
+    """What one engine step produced for one choice of one request.
 
     token_ids: new tokens, in order (may be empty on the last delta).
-    cached_tokens: prompt tokens taken from the cache; set on the first delta, None later.
-    finish_reason: set on the last delta.  error: set instead when the request failed.
+    cached_tokens: prompt tokens taken from the cache; set on the first delta of a choice, None later.
+    finish_reason: set on a choice's last delta.  error: set instead when the request failed.
+    index: which choice (n, best_of, beams).  score: of a finished beam.  more: other choices of the request go on.
     """
 
     request_id: str
@@ -73,23 +75,39 @@ class TokenDelta:
     cached_tokens: int | None = None
     finish_reason: FinishReason | None = None
     error: errors.KvrayError | None = None
+    index: int = 0
+    score: float | None = None
+    more: bool = False
 
     @property
     def last(self) -> bool:
-        return self.finish_reason is not None or self.error is not None
+        """Nothing of the request follows."""
+        return self.error is not None or (self.finish_reason is not None and not self.more)
 
     def to_wire(self) -> list[Any]:
         error = None if self.error is None else self.error.to_wire()
         reason = None if self.finish_reason is None else str(self.finish_reason)
-        return [self.request_id, list(self.token_ids), self.cached_tokens, reason, error]
+        return [
+            self.request_id,
+            list(self.token_ids),
+            self.cached_tokens,
+            reason,
+            error,
+            self.index,
+            self.score,
+            self.more,
+        ]
 
     @classmethod
     def from_wire(cls, wire: list[Any]) -> TokenDelta:
-        request_id, token_ids, cached_tokens, reason, error = wire
+        request_id, token_ids, cached_tokens, reason, error, index, score, more = wire
         return cls(
             request_id=request_id,
             token_ids=tuple(token_ids),
             cached_tokens=cached_tokens,
             finish_reason=None if reason is None else FinishReason(reason),
             error=None if error is None else errors.from_wire(error),
+            index=index,
+            score=score,
+            more=more,
         )

@@ -8,13 +8,14 @@ Invariants: an instance is always valid; `temperature == 0` means greedy.
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, fields
-from typing import Any
+from typing import Any, Literal
 
 from cluster.core.errors import InvalidRequest
 
 MAX_STOP_STRINGS = 16
 MAX_STOP_LENGTH = 1024
 MAX_SEED = 2**63 - 1
+MAX_CHOICES = 128
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,6 +27,10 @@ class SamplingParams:
     max_tokens: >= 1 new tokens, or None for "as many as the model length allows".
     stop: strings that end the text (never returned).  stop_token_ids: ids that end it.
     ignore_eos: do not end at the model's end-of-sequence tokens.
+    n: choices to return, None for one (or all beams).  best_of: samples to draw, of which the n likeliest per token are
+    returned.  Sample i draws with seed + i.
+    beam_width: > 0 searches with so many beams instead of sampling; temperature, top_k and top_p do not matter then.
+    length_penalty, early_stopping: as in transformers; a beam's score is log probability / length ** length_penalty.
     """
 
     temperature: float = 1.0
@@ -36,6 +41,11 @@ class SamplingParams:
     stop: tuple[str, ...] = ()
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
+    n: int | None = None
+    best_of: int | None = None
+    beam_width: int = 0
+    length_penalty: float = 1.0
+    early_stopping: bool | Literal["never"] = False
 
     def __post_init__(self) -> None:
         _number("temperature", self.temperature, low=0.0, high=100.0)
@@ -59,10 +69,35 @@ class SamplingParams:
             _integer("stop_token_ids", token, low=0, high=2**31 - 1)
         if not isinstance(self.ignore_eos, bool):
             raise InvalidRequest("ignore_eos", "ignore_eos must be true or false")
+        self._check_choices()
+
+    def _check_choices(self) -> None:
+        for name, value in (("n", self.n), ("best_of", self.best_of)):
+            if value is not None:
+                _integer(name, value, low=1, high=MAX_CHOICES)
+        _integer("beam_width", self.beam_width, low=0, high=MAX_CHOICES)
+        _number("length_penalty", self.length_penalty, low=-100.0, high=100.0)
+        if not isinstance(self.early_stopping, bool) and self.early_stopping != "never":
+            raise InvalidRequest("early_stopping", 'early_stopping must be true, false or "never"')
+        if self.beam_width and self.best_of is not None:
+            raise InvalidRequest("best_of", "best_of is for sampling; a beam search returns n of its beam_width beams")
+        if self.num_choices > self.num_rows:
+            field = "beam_width" if self.beam_width else "best_of"
+            raise InvalidRequest(field, f"{field} ({self.num_rows}) must be at least n ({self.num_choices})")
 
     @property
     def greedy(self) -> bool:
         return self.temperature == 0.0
+
+    @property
+    def num_choices(self) -> int:
+        """Answers that are returned."""
+        return self.n if self.n is not None else max(self.beam_width, 1)
+
+    @property
+    def num_rows(self) -> int:
+        """Sequences that run side by side for them."""
+        return self.beam_width or self.best_of or self.num_choices
 
     def to_wire(self) -> dict[str, Any]:
         return asdict(self)

@@ -96,6 +96,14 @@ def test_every_option_of_serve_arrives(serve: Command) -> None:
     assert serve.calls == [((wanted,), {})]
 
 
+@pytest.mark.parametrize(("option", "field"), [("--strict-blocks", "strict_blocks"), ("--log-blocks", "log_blocks")])
+def test_the_switches_for_looking_at_blocks_arrive(serve: Command, generate: Command, option: str, field: str) -> None:
+    assert run("serve", option).exit_code == run("generate", "x", option).exit_code == 0
+    ((served,), _), ((generated, *_), _) = serve.calls[0], generate.calls[0]
+    wanted = EngineConfig.model_validate({field: True})
+    assert (served.engine, generated) == (wanted, wanted)
+
+
 def test_every_option_of_generate_arrives(generate: Command) -> None:
     sampling = ("--max-tokens", "5", "--temperature", "0.5", "--top-k", "6", "--top-p", "0.9", "--seed", "-7")
     result = run("generate", "-", "--no-chat", "--json", *sampling, "--stop", "a", "--stop", "b", text="from stdin\n")

@@ -47,7 +47,21 @@ def test_every_public_field_is_documented() -> None:
         assert not is_field or obvious or before.strip().startswith("//"), f"no comment: {line.strip()}"
 
 
-@pytest.mark.parametrize("field", ["temperature", "top_k", "top_p", "seed", "max_tokens", "ignore_eos"])
+@pytest.mark.parametrize(
+    "field",
+    [
+        "temperature",
+        "top_k",
+        "top_p",
+        "seed",
+        "max_tokens",
+        "ignore_eos",
+        "n",
+        "best_of",
+        "beam_width",
+        "length_penalty",
+    ],
+)
 def test_absent_and_zero_differ(field: str) -> None:
     options = inference_pb2.SamplingOptions()
     assert not options.HasField(field)

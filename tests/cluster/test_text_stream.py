@@ -127,7 +127,7 @@ def oracle(text: str, stop: tuple[str, ...]) -> str:
 stops = st.lists(st.text(alphabet="ab é漢", min_size=1, max_size=4), max_size=3).map(tuple)
 
 
-@settings(max_examples=300)
+@settings(max_examples=3 * settings().max_examples)
 @given(
     text=st.text(alphabet="aab é漢", max_size=30),
     stop=stops,

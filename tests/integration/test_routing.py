@@ -85,3 +85,21 @@ def test_same_seed_same_answer_on_any_replica(cluster: Any) -> None:
     with ThreadPoolExecutor(4) as pool:
         replies = list(pool.map(lambda _: stub.GenerateOnce(call, timeout=120), range(4)))
     assert len({tuple(reply.token_ids) for reply in replies}) == 1
+
+
+def test_samples_and_beams_through_the_cluster(cluster: Any) -> None:
+    stub = cluster.stub()
+    text = "The best thing about rivers is that"
+    sampling = pb.SamplingOptions(temperature=1.0, seed=11, n=3, max_tokens=8)
+    samples = stub.GenerateOnce(pb.GenerateRequest(text=text, sampling=sampling), timeout=120)
+    assert [choice.index for choice in samples.choices] == [0, 1, 2]
+    for place, choice in enumerate(samples.choices):  # sample i is what seed + i draws alone
+        alone = pb.SamplingOptions(temperature=1.0, seed=11 + place, max_tokens=8)
+        assert stub.GenerateOnce(pb.GenerateRequest(text=text, sampling=alone), timeout=120).text == choice.text
+
+    search = pb.SamplingOptions(beam_width=4, max_tokens=8)
+    beams = stub.GenerateOnce(pb.GenerateRequest(text=text, sampling=search), timeout=120).choices
+    assert len({choice.text for choice in beams}) == 4
+    assert [choice.score for choice in beams] == sorted((choice.score for choice in beams), reverse=True)
+    streamed = list(stub.Generate(pb.GenerateRequest(text=text, sampling=search), timeout=120))
+    assert [chunk.text for chunk in streamed if chunk.text] == [choice.text for choice in beams]

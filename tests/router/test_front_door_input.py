@@ -159,7 +159,7 @@ class SpyTokenizer:
         ({"temperature": float("nan")}, "temperature"),
         ({"seed": MAX_SEED + 1}, "seed"),
         ({"stop": [""]}, "stop"),
-        ({"best_of": 2}, "sampling"),
+        ({"best_off": 2}, "sampling"),
     ],
 )
 async def test_a_bad_sampling_value_names_its_field(sampling: dict[str, Any], field: str) -> None:

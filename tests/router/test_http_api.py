@@ -88,20 +88,37 @@ def world() -> World:
     return World()
 
 
-@pytest.fixture
-def port(world: World) -> Iterator[int]:
-    """The app on a real server, because in-process clients neither stream nor disconnect."""
+class Switch:
+    """One server for all tests; `app` is the one of the test that runs."""
+
+    def __init__(self) -> None:
+        self.app: Any = None
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        await self.app(scope, receive, send)
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[tuple[Switch, int]]:
+    """A real server, because in-process clients neither stream nor disconnect."""
+    switch = Switch()
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         listener.listen()
-        server = uvicorn.Server(uvicorn.Config(world.app, log_level="warning", lifespan="off", ws="none"))
+        server = uvicorn.Server(uvicorn.Config(switch, log_level="warning", lifespan="off", ws="none"))
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
         thread.start()
         while not server.started:
             time.sleep(0.01)
-        yield listener.getsockname()[1]
+        yield switch, listener.getsockname()[1]
         server.should_exit = True
         thread.join(10)
+
+
+@pytest.fixture
+def port(server: tuple[Switch, int], world: World) -> int:
+    server[0].app = world.app
+    return server[1]
 
 
 @pytest.fixture

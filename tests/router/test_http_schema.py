@@ -49,8 +49,6 @@ def test_content_parts_and_roles() -> None:
 
 def test_harmless_fields_and_nulls_are_fine() -> None:
     harmless = {
-        "n": 1,
-        "best_of": 1,
         "logprobs": False,
         "echo": False,
         "presence_penalty": 0.0,
@@ -118,9 +116,9 @@ def test_raw_values_reach_the_service() -> None:
         ({"prompt": "a", "cache_salt": 1}, "cache_salt"),
         ({"prompt": "a", "stream_options": {"include_usage": True}}, "stream_options"),
         ({"prompt": "a", "stream": True, "stream_options": {"include_usage": 1}}, "stream_options.include_usage"),
-        ({"prompt": "a", "n": 2}, "n"),
+        ({"prompt": "a", "n": "2"}, "n"),
         ({"prompt": "a", "n": True}, "n"),
-        ({"prompt": "a", "best_of": 3}, "best_of"),
+        ({"prompt": "a", "best_of": 3.5}, "best_of"),
         ({"prompt": "a", "logprobs": 0}, "logprobs"),
         ({"prompt": "a", "echo": True}, "echo"),
         ({"prompt": "a", "suffix": "x"}, "suffix"),

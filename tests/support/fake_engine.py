@@ -14,11 +14,12 @@ from cluster.config import CacheConfig, EngineConfig
 from cluster.core.hashing import RouteScheme, digest_of
 from cluster.core.request import GenerationRequest, TokenDelta
 from cluster.core.sampling import SamplingParams
-from worker.batch import Batch
+from worker.batch import Batch, ScheduledSeq
+from worker.beam_search import BeamParams, BeamResult, BeamSearch
 from worker.engine import Engine
 from worker.engine_assembly import assemble_engine
 from worker.frame import EngineCommand, EngineFrame
-from worker.runner import ModelFacts
+from worker.runner import ModelFacts, Sampled
 
 VOCAB = 1000
 EOS = 999
@@ -36,6 +37,36 @@ def expected_answer(prompt: list[int], count: int) -> list[int]:
     return tokens[len(prompt) :]
 
 
+def sampled_token(tokens: list[int], seed: int) -> int:
+    """What a row with this seed draws; seed 0 is the fake model's greedy choice."""
+    return next_token([*tokens, -seed] if seed else tokens)
+
+
+def expected_sample(prompt: list[int], count: int, seed: int) -> list[int]:
+    tokens = list(prompt)
+    for _ in range(count):
+        tokens.append(sampled_token(tokens, seed))
+    return tokens[len(prompt) :]
+
+
+def candidates(tokens: list[int], count: int) -> tuple[tuple[int, float], ...]:
+    """The fake model's best next tokens, best first; now and then the end of the sequence is among them."""
+    found: dict[int, float] = {}
+    for place in range(count):
+        draw = next_token([*tokens, -1000 - place])
+        found.setdefault(EOS if draw % 13 == 0 else draw, -0.5 * place - (draw % 100) / 100 - 0.1)
+    return tuple(sorted(found.items(), key=lambda pair: -pair[1]))
+
+
+def expected_beams(prompt: list[int], params: BeamParams) -> list[BeamResult]:
+    """The same search without an engine: every row computed from scratch."""
+    search = BeamSearch(params)
+    while not search.done:
+        rows = [candidates([*prompt, *beam.tokens], search.num_candidates) for beam in search.live]
+        search.advance(rows)
+    return search.results()
+
+
 class FingerprintRunner:
     """pages[block][offset] holds (position, lineage), lineage being a digest of all tokens up to there."""
 
@@ -45,6 +76,7 @@ class FingerprintRunner:
         self.computed_tokens = 0
         self.steps = 0
         self.histories: dict[str, list[int]] = {}
+        self._tokens_of: dict[str, list[int]] = {}
         self.facts = ModelFacts(
             model="fake",
             vocab_size=VOCAB,
@@ -65,13 +97,13 @@ class FingerprintRunner:
             kv_fingerprint="fake",
         )
 
-    def run(self, batch: Batch) -> list[int]:
+    def run(self, batch: Batch) -> list[Sampled]:
         self.steps += 1
         for source, target in batch.copies:
             self.pages[target] = list(self.pages[source])
-        sampled: list[int] = []
+        sampled: list[Sampled] = []
         for seq in batch.seqs:
-            history = self.histories[seq.request_id]
+            history = self._history(seq)
             assert len(seq.token_ids) > 0, "an empty piece was scheduled"
             for position in range(seq.start):
                 self._check(seq.block_ids, position, history)
@@ -82,8 +114,25 @@ class FingerprintRunner:
                 self._write(seq.block_ids, position, history)
             self.computed_tokens += len(seq.token_ids)
             if seq.sample:
-                sampled.append(next_token(history[: seq.end]))
+                best = candidates(history[: seq.end], seq.candidates)
+                token = sampled_token(history[: seq.end], seq.sampling.seed)
+                sampled.append(Sampled(token, -float(token % 7) / 7, best))
         return sampled
+
+    def _history(self, seq: ScheduledSeq) -> list[int]:
+        """What the sequence has computed. A new row of a group goes on from what its last shared slot holds."""
+        if seq.seq_id not in self.histories:
+            prompt = self.histories[seq.seq_id.split("/")[0]]
+            history = list(prompt[:0])
+            if seq.start:
+                page, offset = self._slot(seq.block_ids, seq.start - 1)
+                content = page[offset]
+                assert content is not None, "a row was forked from nothing"
+                history = list(self._tokens_of[content[1]])
+            common = min(len(history), len(prompt))
+            assert history[:common] == prompt[:common], "a row was forked from another prompt"
+            self.histories[seq.seq_id] = history
+        return self.histories[seq.seq_id]
 
     def _slot(self, block_ids: tuple[int, ...], position: int) -> tuple[list[tuple[int, str] | None], int]:
         return self.pages[block_ids[position // self.block_size]], position % self.block_size
@@ -94,7 +143,9 @@ class FingerprintRunner:
 
     def _write(self, block_ids: tuple[int, ...], position: int, history: list[int]) -> None:
         page, offset = self._slot(block_ids, position)
-        page[offset] = (position, _lineage(history, position))
+        lineage = _lineage(history, position)
+        page[offset] = (position, lineage)
+        self._tokens_of[lineage] = history[: position + 1]
 
 
 def _lineage(history: list[int], position: int) -> str:
@@ -108,6 +159,8 @@ class FakeEngine:
     engine: Engine
     runner: FingerprintRunner
     answers: dict[str, list[int]] = field(default_factory=dict)
+    choices: dict[str, dict[int, list[int]]] = field(default_factory=dict)
+    ends: dict[tuple[str, int], TokenDelta] = field(default_factory=dict)
     last: dict[str, TokenDelta] = field(default_factory=dict)
     cached: dict[str, int] = field(default_factory=dict)
     frames: list[EngineFrame] = field(default_factory=list)
@@ -145,8 +198,14 @@ class FakeEngine:
         self.frames.append(frame)
         for delta in frame.deltas:
             assert delta.request_id not in self.last, "a delta after the last one"
-            self.answers[delta.request_id] += delta.token_ids
-            if delta.cached_tokens is not None:
+            if delta.index == 0:
+                self.answers[delta.request_id] += delta.token_ids
+            choice = (delta.request_id, delta.index)
+            assert choice not in self.ends, "a delta after the end of a choice"
+            if delta.finish_reason is not None:
+                self.ends[choice] = delta
+            self.choices.setdefault(delta.request_id, {}).setdefault(delta.index, []).extend(delta.token_ids)
+            if delta.cached_tokens is not None and delta.index == 0:
                 assert delta.request_id not in self.cached, "cached_tokens was told twice"
                 self.cached[delta.request_id] = delta.cached_tokens
             if delta.last:

@@ -15,7 +15,7 @@ class RecordingSink:
     """Called on the port's thread, read on the test's. `on_end`: runs inside `on_exit`."""
 
     def __init__(self, on_end: Callable[[], None] = lambda: None) -> None:
-        self.frames: queue.SimpleQueue[EngineFrame] = queue.SimpleQueue()
+        self.frames: queue.SimpleQueue[EngineFrame | str] = queue.SimpleQueue()  # the reason of the end is the last
         self.exits: queue.SimpleQueue[str] = queue.SimpleQueue()
         self._on_end = on_end
 
@@ -24,10 +24,13 @@ class RecordingSink:
 
     def on_exit(self, reason: str) -> None:
         self._on_end()
+        self.frames.put(reason)
         self.exits.put(reason)
 
     def next_frame(self) -> EngineFrame:
-        return self.frames.get(timeout=WAIT_S)
+        frame = self.frames.get(timeout=WAIT_S)
+        assert isinstance(frame, EngineFrame), f"no more frames: {frame}"
+        return frame
 
     def until_last(self, *request_ids: str) -> dict[str, list[TokenDelta]]:
         """All deltas up to the last one of each of the requests."""

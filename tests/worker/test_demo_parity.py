@@ -49,7 +49,7 @@ def test_three_prompts_together_equal_generate(demo_model_dir: Path) -> None:
         )
         starts = [len(text) for text in texts]
         for text, token in zip(texts, runner.run(Batch(parts)), strict=True):
-            text.append(token)
+            text.append(token.token_id)
     made = [text[len(prompt) :] for text, prompt in zip(texts, prompts, strict=True)]
     assert made == wanted
     assert "Paris" in tokenizer.decode(made[0])

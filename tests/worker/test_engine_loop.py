@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import fake_engine as fakes
 import pytest
@@ -108,6 +108,74 @@ def test_errors_of_the_model_are_not_swallowed(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(fake.runner, "run", broken)
     with pytest.raises(RuntimeError, match="out of memory"):
         run(fake, Script([[fake.command("a", PROMPT)]]))
+
+
+class Audited:
+    """Makes the engine's audit take `pieces` pieces, and records every one it comes to."""
+
+    def __init__(self, fake: fakes.FakeEngine, monkeypatch: pytest.MonkeyPatch, pieces: int, wrong: str = "") -> None:
+        self.done: list[int] = []
+        self.finished = 0
+        self._pieces, self._wrong = pieces, wrong
+        monkeypatch.setattr(fake.engine, "audit", self._audit)
+
+    def _audit(self) -> Iterator[None]:
+        for piece in range(self._pieces):
+            self.done.append(piece)
+            yield
+        assert not self._wrong, self._wrong
+        self.finished += 1
+
+
+def test_an_idle_engine_checks_its_books_once_and_then_sleeps(monkeypatch: pytest.MonkeyPatch) -> None:
+    fake = fakes.make_fake_engine()
+    audit = Audited(fake, monkeypatch, pieces=3)
+    script = Script([[], [], [], [fake.command("a", PROMPT, max_tokens=2)], []])
+    run(fake, script)
+    assert script.waits == [False, False, False, True, False, False], "polled between pieces, slept after the last"
+    assert audit.done == [0, 1, 2, 0]
+    assert audit.finished == 1
+
+
+def test_a_command_that_comes_during_the_check_is_served_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And the next pause begins the check anew: what it had seen is not true any more."""
+    fake = fakes.make_fake_engine()
+    audit = Audited(fake, monkeypatch, pieces=3)
+    script = Script([[], [fake.command("a", PROMPT, max_tokens=1)], [], [], []])
+    frames = run(fake, script)
+    assert tokens_of(frames, "a") == fakes.expected_answer(PROMPT, 1)
+    assert len(frames) == 2, "polling makes no frames"
+    assert audit.done == [0, 1, 0, 1, 2]
+    assert audit.finished == 1
+
+
+def test_the_books_are_not_checked_while_there_is_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    fake = fakes.make_fake_engine()
+    audit = Audited(fake, monkeypatch, pieces=0)
+    run(fake, Script([[fake.command("a", PROMPT, max_tokens=9)], *([[]] * 8)]))
+    assert audit.finished == 2, "before the request and after it"
+
+
+def test_a_source_that_closes_during_the_check_ends_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    fake = fakes.make_fake_engine()
+    audit = Audited(fake, monkeypatch, pieces=3)
+    run(fake, Script([[]]))
+    assert (audit.done, audit.finished) == ([0, 1], 0)
+
+
+def test_wrong_books_stop_the_engine_with_the_numbers(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    fake = fakes.make_fake_engine()
+    fake.add(PROMPT, max_tokens=2)
+    fake.finish()
+    fake.engine._check = False  # as in production: not after every step
+    fake.engine._manager._pool._refs[5] = 3  # a leak
+    with pytest.raises(AssertionError, match=r"\(5, 3, 0\)"):
+        run(fake, Script([[]]))
+    (record,) = [r for r in caplog.records if r.name == LOGGER]
+    assert record.levelno == logging.ERROR
+    assert "(5, 3, 0)" in record.getMessage()
 
 
 def status_lines(caplog: pytest.LogCaptureFixture) -> list[str]:

@@ -9,6 +9,7 @@ import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import fake_engine as fakes
 import pytest
 from recording_sink import WAIT_S, RecordingSink
 
@@ -20,13 +21,14 @@ from worker import engine_process
 from worker.engine_process import ProcessEnginePort
 from worker.frame import EngineCommand
 
-PRELUDE = """
+PRELUDE = f"""
 import os, signal, socket, sys, time, msgpack
+from cluster.core.replica import ReplicaLoad
+from cluster.core.request import FinishReason, TokenDelta
+from worker.frame import EngineCommand, EngineFrame
 sock = socket.socket(fileno=int(sys.argv[1]))
 unpacker = msgpack.Unpacker()
-FACTS = {"model": "m", "vocab_size": 9, "max_model_len": 9, "eos_token_ids": [2], "num_layers": 1, "num_heads": 1,
-         "num_kv_heads": 1, "head_dim": 1, "dtype": "", "device": "", "attention": "", "weight_bytes": 1,
-         "kv_bytes_per_token": 1, "num_blocks": 1, "block_size": 1, "model_revision": "", "kv_fingerprint": ""}
+FACTS = {fakes.make_fake_engine().runner.facts.to_wire()!r}
 def read():
     while True:
         for message in unpacker:
@@ -37,9 +39,14 @@ def read():
         unpacker.feed(data)
 def write(message):
     sock.sendall(msgpack.packb(message))
+def answer():
+    request = EngineCommand.from_wire(read()).add
+    delta = TokenDelta(
+        request_id="a", token_ids=(len(request.prompt_token_ids),), finish_reason=FinishReason.LENGTH
+    )
+    write(EngineFrame((delta,), (), ReplicaLoad()).to_wire())
 start = read()
 """
-FRAME = 'write([[["a", [len(command[0]["prompt_token_ids"])], None, "length", None]], [], {}])\n'
 
 Start = Callable[[str], tuple[ProcessEnginePort, RecordingSink]]
 
@@ -69,7 +76,7 @@ def start(make_port: Callable[[str], ProcessEnginePort]) -> Start:
 
     def begin(lines: str) -> tuple[ProcessEnginePort, RecordingSink]:
         port, sink = make_port('write({"facts": FACTS})\n' + lines), RecordingSink()
-        assert port.start(sink).eos_token_ids == (2,)
+        assert port.start(sink).eos_token_ids == (fakes.EOS,)
         return port, sink
 
     return begin
@@ -95,7 +102,7 @@ def ended(pid: int | None) -> bool:
 def test_the_child_gets_the_configuration_and_answers_commands(start: Start) -> None:
     port, sink = start(
         "assert start['config']['cache']['block_size'] == 16 and start['model_dir'] == '/models/tiny'\n"
-        "while True:\n    command = read()\n    " + FRAME
+        "while True:\n    answer()\n"
     )
     port.send(add(5))
     assert sink.until_last("a")["a"][0].token_ids == (5,)
@@ -110,6 +117,12 @@ def test_frames_that_come_with_the_facts_are_not_lost(make_port: Callable[[str],
     port = make_port(f'sock.sendall(msgpack.packb({{"facts": FACTS}}) + msgpack.packb({frame}))\nread()\n')
     port.start(sink)
     assert sink.next_frame().load.running == 7
+
+
+def test_an_engine_that_stops_by_itself_tells_why(start: Start) -> None:
+    port, sink = start('write({"failed": "AssertionError: ref counts differ"})\n')
+    assert sink.exit_reason() == f"engine process {port.pid} ended: AssertionError: ref counts differ"
+    assert not port.alive
 
 
 def test_a_child_that_dies_while_starting_is_a_configuration_error(
@@ -146,8 +159,8 @@ def test_a_child_that_dies_later_is_told_once_and_refuses_commands(start: Start)
 def test_a_child_that_talks_nonsense_is_ended_and_told(start: Start, junk: str) -> None:
     port, sink = start(f"read()\nsock.sendall({junk})\nwhile True:\n    read()\n")
     port.send(add(1))
-    assert sink.exit_reason()
-    assert sink.frames.empty()
+    reason = sink.exit_reason()
+    assert sink.frames.get_nowait() == reason, "no frame came before the end"
     port.close()
     assert ended(port.pid)
 
@@ -156,7 +169,7 @@ def test_send_does_not_wait_for_a_step(start: Start, tmp_path: Path) -> None:
     """The child reads nothing until its step ends; prompts of megabytes must not stop the caller's event loop."""
     port, sink = start(
         "while not os.path.exists(sys.argv[0] + '.go'):\n    time.sleep(0.01)\n"
-        "for _ in range(20):\n    command = read()\n    " + FRAME + "read()\n"
+        "for _ in range(20):\n    answer()\nread()\n"
     )
 
     def send() -> None:

@@ -9,6 +9,8 @@ import fake_engine as fakes
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from worker.beam_search import BeamParams
+
 PREFIXES = [list(range(1, 13)), [*range(1, 9), 70, 71, 72, 73], [200, 201, 202, 203, 204]]
 
 requests = st.tuples(
@@ -16,6 +18,7 @@ requests = st.tuples(
     st.lists(st.integers(300, 303), max_size=6),  # tail: few values, so that prompts often share more
     st.integers(1, 14),
     st.sampled_from(["", "", "", "salt"]),
+    st.sampled_from([{}, {}, {}, {"n": 2}, {"n": 3, "seed": 7}, {"beam_width": 2}, {"beam_width": 3}]),
 )
 actions = st.one_of(
     st.tuples(st.just("add"), requests),
@@ -31,7 +34,7 @@ actions = st.one_of(
     num_blocks=st.integers(10, 24),
     budget=st.integers(1, 20),
     max_num_seqs=st.integers(1, 6),
-    cache=st.sampled_from(["radix", "radix", "off"]),
+    cache=st.sampled_from(["radix", "radix", "chunk", "off"]),
 )
 def test_random_requests_get_the_answers_they_would_get_alone(
     script: list[tuple[str, Any]], num_blocks: int, budget: int, max_num_seqs: int, cache: str
@@ -39,13 +42,14 @@ def test_random_requests_get_the_answers_they_would_get_alone(
     fake = fakes.make_fake_engine(
         num_blocks=num_blocks, token_budget=budget, max_num_seqs=max_num_seqs, max_queue=1000, prefix_cache=cache
     )
-    wanted: dict[str, list[int]] = {}
+    wanted: dict[str, dict[int, list[int]]] = {}
     cancelled: set[str] = set()
     for name, value in script:
         if name == "add":
-            which, tail, max_tokens, salt = value
+            which, tail, max_tokens, salt, rows = value
             prompt = PREFIXES[which] + tail
-            wanted[fake.add(prompt, max_tokens=max_tokens, cache_salt=salt)] = fakes.expected_answer(prompt, max_tokens)
+            request = fake.add(prompt, max_tokens=max_tokens, cache_salt=salt, **rows)
+            wanted[request] = _expected(prompt, max_tokens, rows)
         elif name == "cancel":
             request = f"r{value}"
             if request in wanted and request not in fake.last:
@@ -59,17 +63,31 @@ def test_random_requests_get_the_answers_they_would_get_alone(
                 fake.step()
                 assert fake.runner.computed_tokens - computed <= budget
     fake.finish(limit=5000)
-    for request, answer in wanted.items():
-        got = fake.answers[request]
-        assert got == (answer[: len(got)] if request in cancelled else answer)
+    for request, answers in wanted.items():
+        got = fake.choices.get(request, {})
+        if request in cancelled:
+            assert all(tokens == answers[index][: len(tokens)] for index, tokens in got.items())
+        elif fake.last[request].error is None:
+            assert got == answers
+        else:  # refused at the door: more rows than seats or blocks
+            assert len(answers) > 1 and not any(got.values())
     load = fake.frames[-1].load
     assert (load.in_use_blocks, load.waiting, load.running, load.uncached_tokens) == (0, 0, 0, {})
     assert load.free_blocks + load.cached_blocks == num_blocks
     _check_events(fake)
 
 
+def _expected(prompt: list[int], max_tokens: int, rows: dict[str, int]) -> dict[int, list[int]]:
+    width = rows.get("beam_width")
+    if width:
+        params = BeamParams(width=width, max_tokens=max_tokens, eos_token_ids=frozenset({fakes.EOS}))
+        return {i: list(beam.tokens) for i, beam in enumerate(fakes.expected_beams(prompt, params))}
+    seed = rows.get("seed", 0)
+    return {i: fakes.expected_sample(prompt, max_tokens, seed + i) for i in range(rows.get("n", 1))}
+
+
 def _check_events(fake: fakes.FakeEngine) -> None:
-    """Replaying the events gives exactly the chunks in the tree; each event is parent first or child first."""
+    """Replaying the events gives exactly the chunks in the cache; each event is parent first or child first."""
     present: set[bytes] = set()
     for frame in fake.frames:
         for event in frame.events:

@@ -118,6 +118,19 @@ def test_a_model_that_fails_ends_the_engine_with_its_reason(
     assert started.sink.exit_reason() == "RuntimeError: out of memory"
 
 
+def test_wrong_books_end_an_idle_engine_with_their_reason() -> None:
+    fake = fakes.make_fake_engine()
+    fake.engine._check = False  # as in production: not after every step
+    fake.engine._manager._pool._refs[5] = 3  # a leak
+    port = ThreadEnginePort(lambda: (fake.engine, fake.runner.facts))
+    sink = RecordingSink()
+    port.start(sink)
+    reason = sink.exit_reason()
+    assert reason.startswith("AssertionError: ref counts differ")
+    assert "(5, 3, 0)" in reason
+    assert not port.alive
+
+
 def test_the_port_refuses_commands_before_it_tells_of_its_end() -> None:
     """Otherwise a request that arrives while the sink is being told is taken, and never answered."""
     fake = fakes.make_fake_engine()

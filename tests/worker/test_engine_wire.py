@@ -209,7 +209,7 @@ def test_close_wakes_a_reader_in_another_thread(pair: Pair) -> None:
 
 def test_a_frame_with_a_reason_nobody_knows_is_refused() -> None:
     wire = TokenDelta(request_id="a", finish_reason=FinishReason.STOP).to_wire()
-    wire[3] = "tired"
+    wire[wire.index("stop")] = "tired"
     with pytest.raises(ValueError, match="tired"):
         EngineFrame.from_wire([[wire], [], ReplicaLoad().to_wire()])
 

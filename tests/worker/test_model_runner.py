@@ -14,7 +14,7 @@ from cluster.core.errors import ConfigError
 from cluster.core.sampling import SamplingParams
 from worker.batch import Batch, ScheduledSeq
 from worker.model_runner import ModelRunner, free_bytes
-from worker.runner import ModelFacts
+from worker.runner import ModelFacts, Sampled
 
 GREEDY = SamplingParams(temperature=0.0)
 
@@ -33,13 +33,17 @@ def seq(
     return ScheduledSeq("r", tuple(tokens[start:]), start, tuple(blocks), sample, sampling)
 
 
+def ids(sampled: list[Sampled]) -> list[int]:
+    return [row.token_id for row in sampled]
+
+
 def complete(
     runner: ModelRunner, prompt: list[int], blocks: list[int], sampling: SamplingParams, count: int
 ) -> list[int]:
     """One sequence alone, the whole prompt at once."""
     tokens, start = list(prompt), 0
     for _ in range(count):
-        new = runner.run(Batch((seq(tokens, start, blocks, sampling),)))
+        new = ids(runner.run(Batch((seq(tokens, start, blocks, sampling),))))
         start = len(tokens)
         tokens += new
     return tokens[len(prompt) :]
@@ -92,7 +96,7 @@ def test_batches_and_pieces_change_no_token(tiny_model_dir: Callable[[str], Path
             end = min(len(texts[i]), starts[i] + piece[i])
             batch.append(seq(texts[i][:end], starts[i], blocks[i], params[i], sample=end == len(texts[i])))
             starts[i] = end
-        new = iter(runner.run(Batch(tuple(batch))))
+        new = iter(ids(runner.run(Batch(tuple(batch)))))
         for i, part in enumerate(batch):
             if part.sample:
                 texts[i].append(next(new))
@@ -110,7 +114,7 @@ def test_a_shared_prefix_in_other_blocks_gives_the_same_tokens(tiny_model_dir: C
     made: list[int] = []
     tokens, start = list(prompt), 20
     for _ in range(8):
-        new = runner.run(Batch((seq(tokens, start, [1, 2, 40, 41, 42]),)))
+        new = ids(runner.run(Batch((seq(tokens, start, [1, 2, 40, 41, 42]),))))
         start, made = len(tokens), made + new
         tokens += new
     assert made == wanted

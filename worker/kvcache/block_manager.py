@@ -10,34 +10,35 @@ A sequence's tokens, and who owns the KV of each range:
 Copy-on-write: a block that somebody else holds, or whose slots the cache still offers, is never written. Before the
 next write `append_token` takes a new block for it and notes the copy; the step carries the copies out first.
 
-Owns: the block table of every live sequence; admission arithmetic; evicting when blocks run short; pins.
-Does not: touch tensors or decide which sequence waits or is preempted (scheduler).
+Owns: the block table of every live sequence; admission arithmetic; copy-on-write; pins; the checks of all this.
+Does not: change ref counts or evict by itself (block_ledger), touch tensors, or decide which sequence waits or is
+preempted (scheduler).
 Invariants: a refused `allocate` or `append_token` changes no ref count; hit blocks are locked before capacity is
 judged, so a request never evicts its own prefix; a freed sequence leaves nothing behind but cached blocks.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
 
 from cluster.core.events import CacheEvent
-from cluster.core.hashing import ChunkHash, RouteScheme, hash_chunk, root_hash
+from cluster.core.hashing import RouteScheme, root_hash
+from worker.kvcache.block_journal import NOBODY, BlockJournal
+from worker.kvcache.block_ledger import BlockCopy, BlockLedger
 from worker.kvcache.block_pool import BlockCounts, BlockPool
+from worker.kvcache.block_table import BlockTable
 from worker.kvcache.prefix_cache import CacheNamespace, PrefixCache, PrefixHit
 
-BlockCopy = tuple[int, int]  # source, target
+_SMALL_POOL = 512  # blocks; a cache over so few is checked in one go
 
 
-@dataclass(slots=True, eq=False)
-class _Table:
-    namespace: CacheNamespace
-    root: ChunkHash
-    blocks: list[int]
-    num_computed: int
-    committed_blocks: int
-    chunk_hashes: list[ChunkHash] = field(default_factory=list)
-    tokens: Sequence[int] = ()  # as last committed: at least `num_computed` of them
+@runtime_checkable
+class _Audited(Protocol):
+    """A prefix cache that can be checked in pieces."""
+
+    def audit(self) -> Iterator[None]: ...
 
 
 @dataclass(slots=True, eq=False)
@@ -47,7 +48,7 @@ class _Pin:
 
 
 class BlockManager:
-    """KV bookkeeping of one replica. `cache` None switches prefix caching off."""
+    """KV bookkeeping of one replica. `cache` None switches prefix caching off; `journal` is told of every block."""
 
     def __init__(
         self,
@@ -56,15 +57,16 @@ class BlockManager:
         block_size: int,
         scheme: RouteScheme,
         kv_fingerprint: str = "",
+        journal: BlockJournal | None = None,
     ) -> None:
         self._pool = pool
         self._cache = cache
+        self._ledger = BlockLedger(pool, cache, journal)
         self._block_size = block_size
         self._scheme = scheme
         self._kv_fingerprint = kv_fingerprint
-        self._tables: dict[str, _Table] = {}
+        self._tables: dict[str, BlockTable] = {}
         self._pins: dict[str, _Pin] = {}
-        self._copies: list[BlockCopy] = []
 
     @property
     def block_size(self) -> int:
@@ -100,23 +102,21 @@ class BlockManager:
         assert seq_id not in self._tables, f"sequence {seq_id} is already allocated"
         hit = self._match(tokens, salt, touch=True)
         wanted = self._blocks_for(len(tokens)) - len(hit.blocks)
-        locked = hit.blocks if hit.tail_block is None else [*hit.blocks, hit.tail_block]
-        for block_id in locked:
-            self._pool.share(block_id)
-        fresh = self._take(wanted, spare_blocks)
-        if fresh is None and hit.tail_block is not None:  # locking the tail may be what made memory short
-            self._release([hit.tail_block])
+        self._ledger.lock(hit.blocks if hit.tail_block is None else [*hit.blocks, hit.tail_block])
+        if hit.tail_block is not None and not self._ledger.fits(wanted, spare_blocks):
+            self._ledger.unlock([hit.tail_block])  # locking the tail may be what made memory short
             hit = PrefixHit(hit.blocks)
-            fresh = self._take(wanted, spare_blocks)
-        if fresh is None:
-            self._release(hit.blocks)
+        if not self._ledger.fits(wanted, spare_blocks):
+            self._ledger.unlock(hit.blocks)
             return None
+        self._ledger.note_shared(seq_id, hit.blocks)
+        fresh = self._ledger.take(seq_id, wanted)
         if hit.tail_block is not None:
-            self._copies.append((hit.tail_block, fresh[0]))
-            self._release([hit.tail_block])
+            self._ledger.copy(seq_id, hit.tail_block, fresh[0])
+            self._ledger.unlock([hit.tail_block])
         cached = len(hit.blocks) * self._block_size + hit.tail_tokens
         root = root_hash(self._scheme.with_salt(salt))
-        self._tables[seq_id] = _Table(self._namespace(salt), root, hit.blocks + fresh, cached, len(hit.blocks))
+        self._tables[seq_id] = BlockTable(self._namespace(salt), root, hit.blocks + fresh, cached, len(hit.blocks))
         return cached
 
     def append_token(self, seq_id: str, num_tokens: int) -> bool:
@@ -127,14 +127,15 @@ class BlockManager:
         table = self._tables[seq_id]
         index = table.num_computed // self._block_size
         split = index < len(table.blocks) and not self._writable(table.blocks[index], table.num_computed)
-        fresh = self._take(self._blocks_for(num_tokens) - len(table.blocks) + split)
-        if fresh is None:
+        wanted = max(self._blocks_for(num_tokens) - len(table.blocks), 0) + split
+        if not self._ledger.fits(wanted):
             return False
+        fresh = self._ledger.take(seq_id, wanted)
         if split:
             shared, own = table.blocks[index], fresh.pop()
-            self._copies.append((shared, own))
+            self._ledger.copy(seq_id, shared, own)
             table.blocks[index] = own
-            self._release([shared])
+            self._ledger.release(seq_id, [shared])
         table.blocks += fresh
         return True
 
@@ -144,18 +145,9 @@ class BlockManager:
         parent = self._tables[parent_id]
         count = parent.num_computed if num_tokens is None else num_tokens
         assert 0 < count <= parent.num_computed, f"{count} of {parent.num_computed} computed tokens cannot be forked"
-        blocks = parent.blocks[: self._blocks_for(count)]
-        for block_id in blocks:
-            self._pool.share(block_id)
-        self._tables[child_id] = _Table(
-            namespace=parent.namespace,
-            root=parent.root,
-            blocks=blocks,
-            num_computed=count,
-            committed_blocks=min(parent.committed_blocks, count // self._block_size),
-            chunk_hashes=parent.chunk_hashes[: count // self._scheme.chunk_tokens],
-            tokens=parent.tokens[:count],
-        )
+        child = parent.fork(count, self._block_size, self._scheme.chunk_tokens)
+        self._ledger.share(child_id, child.blocks)
+        self._tables[child_id] = child
 
     def get_block_ids(self, seq_id: str) -> list[int]:
         """The block table, in position order. Callers must not change it."""
@@ -172,17 +164,17 @@ class BlockManager:
             return
         full = num_computed // self._block_size
         if full > table.committed_blocks:
-            self._insert(self._cache, table, tokens, full)
+            self._insert(self._cache, seq_id, full)
         if tail:
-            self._insert_tail(self._cache, table)
+            self._insert_tail(self._cache, seq_id, table)
 
     def free(self, seq_id: str) -> None:
         """Let go of the sequence's blocks, tail first. Unknown ids are ignored, so freeing twice is harmless."""
         table = self._tables.pop(seq_id, None)
         if table is not None:
             if self._cache is not None:
-                self._insert_tail(self._cache, table)
-            self._release(table.blocks)
+                self._insert_tail(self._cache, seq_id, table)
+            self._ledger.release(seq_id, table.blocks)
 
     def pin(self, name: str, tokens: Sequence[int], salt: str = "", *, until_s: float) -> int:
         """Keep the cached whole blocks of `tokens` from eviction until that time; returns how many tokens that is.
@@ -190,8 +182,7 @@ class BlockManager:
         Pinning a name again replaces its pin. A pin never makes a request wait: `drop_pins` comes first.
         """
         hit = PrefixHit([]) if self._cache is None else self._cache.match(self._namespace(salt), tokens)
-        for block_id in hit.blocks:
-            self._pool.share(block_id)
+        self._ledger.share(f"pin:{name}", hit.blocks)
         self.unpin(name)
         if hit.blocks:
             self._pins[name] = _Pin(hit.blocks, until_s)
@@ -201,7 +192,7 @@ class BlockManager:
         """False when there was no such pin (any more)."""
         pin = self._pins.pop(name, None)
         if pin is not None:
-            self._release(pin.blocks)
+            self._ledger.release(f"pin:{name}", pin.blocks)
         return pin is not None
 
     def expire_pins(self, now_s: float) -> None:
@@ -221,22 +212,38 @@ class BlockManager:
         if self._cache is None:
             return
         self._cache.clear()
+        self._ledger.note_evictions(NOBODY)
         for table in self._tables.values():
             table.committed_blocks = 0
 
     def take_copies(self) -> list[BlockCopy]:
         """Block copies to carry out, in this order, before the next write."""
-        copies, self._copies = self._copies, []
-        return copies
+        return self._ledger.take_copies()
 
     def take_events(self) -> list[CacheEvent]:
         return [] if self._cache is None else self._cache.take_events()
 
+    def end_step(self) -> None:
+        """A step has run and is booked: the journal counts it."""
+        self._ledger.end_step()
+
     def check_invariants(self) -> None:
-        held = [b for table in self._tables.values() for b in table.blocks]
-        held += [b for pin in self._pins.values() for b in pin.blocks]
-        self._pool.check_invariants(held)
+        self._pool.check_invariants(self._held())
         if self._cache is not None:
+            self._cache.check_invariants()
+
+    def audit(self) -> Iterator[None]:
+        """`check_invariants` in pieces of well under a millisecond, for the engine's idle time.
+
+        What it compares (ref counts and the references held, lists and counters, tree and cached flags) is only right
+        as a whole, so nothing may change between two pieces: whoever has work drops the iterator, and a later one
+        starts anew. Checking single blocks from where the last audit stopped would survive changes, but could not
+        see a lost reference or a list that is too short.
+        """
+        yield from self._pool.audit(self._held())
+        if isinstance(self._cache, _Audited):
+            yield from self._cache.audit()
+        elif self._cache is not None and self._pool.num_blocks <= _SMALL_POOL:
             self._cache.check_invariants()
 
     def check_writable(self, seq_id: str, start: int, end: int) -> None:
@@ -249,6 +256,13 @@ class BlockManager:
                 f"sequence {seq_id} writes position {position} into block {block_id}, which has "
                 f"{self._pool.ref_count(block_id)} holders"
             )
+
+    def _held(self) -> Iterator[int]:
+        """Every reference there is, with repetition."""
+        for table in self._tables.values():
+            yield from table.blocks
+        for pin in self._pins.values():
+            yield from pin.blocks
 
     def _writable(self, block_id: int, position: int) -> bool:
         """The slots from `position` on belong to one sequence alone and the cache offers none of them."""
@@ -264,43 +278,37 @@ class BlockManager:
             return PrefixHit([])
         return self._cache.match(self._namespace(salt), tokens[: len(tokens) - 1], touch=touch)
 
-    def _insert(self, cache: PrefixCache, table: _Table, tokens: Sequence[int], full: int) -> None:
-        self._hash_chunks(table, tokens, full)
-        kept = cache.insert(table.namespace, tokens[: full * self._block_size], table.blocks[:full], table.chunk_hashes)
-        for index in range(table.committed_blocks, full):
-            own, stays = table.blocks[index], kept[index]
-            if own != stays:
-                self._pool.share(stays)
-                table.blocks[index] = stays  # the live table moves before its own copy can be reused
-                self._release([own])
+    def _insert(self, cache: PrefixCache, seq_id: str, full: int) -> None:
+        table = self._tables[seq_id]
+        tokens = table.tokens[: full * self._block_size]
+        table.hash_chunks(len(tokens), self._scheme.chunk_tokens)
+        kept = cache.insert(table.namespace, tokens, table.blocks[:full], table.chunk_hashes)
+        self._ledger.note_evictions(seq_id)
         table.committed_blocks = full
+        if kept == table.blocks[:full]:
+            return
+        last = max(index for index in range(full) if table.blocks[index] != kept[index])
+        duplicate = table.blocks[last]
+        holders = [seq_id]
+        if self._pool.ref_count(duplicate) > 1:  # forks, after a reset: who holds a block must hold all before it
+            holders = [name for name, other in self._tables.items() if duplicate in other.blocks[last : last + 1]]
+        for holder in holders:
+            self._fold(holder, kept[: last + 1])
 
-    def _insert_tail(self, cache: PrefixCache, table: _Table) -> None:
+    def _fold(self, seq_id: str, kept: Sequence[int]) -> None:
+        blocks = self._tables[seq_id].blocks
+        for index, stays in enumerate(kept):
+            own = blocks[index]
+            if own != stays:
+                self._ledger.share(seq_id, [stays])
+                blocks[index] = stays  # the live table moves before its own copy can be reused
+                self._ledger.release(seq_id, [own])
+
+    def _insert_tail(self, cache: PrefixCache, seq_id: str, table: BlockTable) -> None:
         full, behind = divmod(table.num_computed, self._block_size)
         if behind and table.committed_blocks == full and len(table.tokens) >= table.num_computed:
             cache.insert_tail(table.namespace, table.tokens[: table.num_computed], table.blocks[full])
+            self._ledger.note_evictions(seq_id)
 
     def _blocks_for(self, num_tokens: int) -> int:
         return -(-num_tokens // self._block_size)
-
-    def _take(self, count: int, spare: int = 0) -> list[int] | None:
-        count = max(count, 0)
-        if count + spare > self._pool.num_free + self._pool.num_evictable:
-            return None
-        missing = count - self._pool.num_free
-        if missing > 0 and self._cache is not None:
-            self._cache.evict(missing)
-        return self._pool.allocate(count)
-
-    def _release(self, blocks: Sequence[int]) -> None:
-        for block_id in reversed(blocks):
-            idle = self._pool.release(block_id)
-            if idle and self._cache is not None and self._pool.is_cached(block_id):
-                self._cache.on_idle(block_id)
-
-    def _hash_chunks(self, table: _Table, tokens: Sequence[int], full_blocks: int) -> None:
-        size = self._scheme.chunk_tokens
-        chunks = full_blocks * self._block_size // size
-        for index in range(len(table.chunk_hashes), chunks):
-            parent = table.chunk_hashes[-1] if table.chunk_hashes else table.root
-            table.chunk_hashes.append(hash_chunk(parent, tokens[index * size : (index + 1) * size]))

@@ -19,6 +19,8 @@ from array import array
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
+_AUDIT_PIECE = 1024  # blocks; a few tenths of a millisecond
+
 
 class BlockCounts(NamedTuple):
     """free + cached + in_use = total; `cached` counts the idle ones only."""
@@ -43,6 +45,7 @@ class BlockPool:
         self._prev = array("i", [num_blocks, *range(num_blocks), self._idle_head])
         self._num_free = num_blocks
         self._num_idle = 0
+        self._evicted: list[int] | None = None
 
     @property
     def num_blocks(self) -> int:
@@ -122,22 +125,53 @@ class BlockPool:
             self._unlink(block_id)
             self._num_idle -= 1
             self._give_back(block_id)
+            if self._evicted is not None:
+                self._evicted.append(block_id)
+
+    def watch_evictions(self) -> None:
+        """From now on remember which idle blocks the prefix cache frees, for `take_evicted`."""
+        self._evicted = []
+
+    def take_evicted(self) -> list[int]:
+        """The idle blocks freed since the last call, in order."""
+        assert self._evicted is not None, "nobody watches the evictions"
+        evicted, self._evicted = self._evicted, []
+        return evicted
 
     def check_invariants(self, held: Iterable[int]) -> None:
         """`held`: every reference of every block table, with repetition. AssertionError names the difference."""
+        for _ in self.audit(held):
+            pass
+
+    def audit(self, held: Iterable[int]) -> Iterator[None]:
+        """`check_invariants` in short pieces (one, for a small pool). Nothing may change until it ends."""
         expected = array("i", bytes(4 * self._num_blocks))
-        for block_id in held:
+        for number, block_id in enumerate(held, start=1):
             expected[block_id] += 1
-        wrong = [b for b in range(self._num_blocks) if expected[b] != self._refs[b]]
-        assert not wrong, f"ref counts differ from held references: {wrong[:5]}"
-        for name, head, count, cached in (
-            ("free", self._free_head, self._num_free, False),
-            ("idle", self._idle_head, self._num_idle, True),
-        ):
-            listed = list(self._ring(head))
-            should = {b for b in range(self._num_blocks) if self._refs[b] == 0 and bool(self._cached[b]) is cached}
-            assert len(listed) == len(set(listed)) == count, f"{name} list of {len(listed)} blocks, counted {count}"
-            assert set(listed) == should, f"{name} list is wrong at {sorted(set(listed) ^ should)[:5]}"
+            if number % _AUDIT_PIECE == 0:
+                yield
+        free = idle = 0
+        for start in range(0, self._num_blocks, _AUDIT_PIECE):
+            if start:
+                yield
+            piece = range(start, min(start + _AUDIT_PIECE, self._num_blocks))
+            wrong = [(b, self._refs[b], expected[b]) for b in piece if expected[b] != self._refs[b]]
+            assert not wrong, f"ref counts differ from held references: (block, count, held) {wrong[:5]}"
+            unused = [self._cached[b] for b in piece if self._refs[b] == 0]
+            idle += sum(unused)
+            free += len(unused) - sum(unused)
+        yield from self._audit_list("free", self._free_head, (self._num_free, free), cached=0)
+        yield from self._audit_list("idle", self._idle_head, (self._num_idle, idle), cached=1)
+
+    def _audit_list(self, name: str, head: int, counts: tuple[int, int], *, cached: int) -> Iterator[None]:
+        """A sound ring has no block twice, so right states and the right length make it the right list."""
+        length = 0
+        for length, block_id in enumerate(self._ring(head), start=1):
+            state = self._refs[block_id], self._cached[block_id]
+            assert state == (0, cached), f"{name} list is wrong at block {block_id}: (refs, cached) {state}"
+            if length % _AUDIT_PIECE == 0:
+                yield
+        assert counts == (length, length), f"{name} list has {length} blocks, (counter, state) say {counts}"
 
     def _give_back(self, block_id: int) -> None:
         """To the front: no free block is worth more than another, and the last one freed is still in CPU caches."""

@@ -50,10 +50,13 @@ class PrefixCache(Protocol):
         blocks: Sequence[int],
         chunk_hashes: Sequence[ChunkHash],
     ) -> list[int]:
-        """Make `tokens` (len(blocks) whole blocks, all computed and in use) findable; return the ids that stay.
+        """Make the first len(blocks) whole blocks of `tokens` findable; return the ids that stay.
+
+        They are computed and in use, and nobody holds one of them without holding those before it.
 
         Where the answer differs from `blocks`, the cache already had that block; the caller moves its table there
-        before it releases its own.
+        before it releases its own. A cache may take whole chunks only, so a block can also enter, or be folded, later
+        than in the call that brought it.
         """
 
     def insert_tail(self, namespace: CacheNamespace, tokens: Sequence[int], block_id: int) -> None:
@@ -66,7 +69,10 @@ class PrefixCache(Protocol):
         """A cached block lost its last holder."""
 
     def evict(self, count: int) -> int:
-        """Free up to `count` idle blocks, tails of chains first; return how many were freed."""
+        """Free `count` idle blocks, or all when there are fewer; return how many, which may be a chunk less one more.
+
+        Ends of chains go first.
+        """
 
     def clear(self) -> None:
         """Forget everything at once. Idle blocks become free, blocks in use stay with their holders."""

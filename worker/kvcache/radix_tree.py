@@ -87,12 +87,14 @@ class RadixTree:
         blocks: Sequence[int],
         chunk_hashes: Sequence[ChunkHash],
     ) -> list[int]:
-        packed = pack(tokens)
-        node, common, kept = self._reach(namespace, packed)
+        node, held = self._last_entered(namespace, blocks)
+        packed = pack(tokens[held * self._block_size : len(blocks) * self._block_size])
+        node, common, found = self._reach(node, packed)
+        kept = [*blocks[:held], *found]
         if len(kept) < len(blocks):
             if common < len(node.blocks):
                 node = self._split(node, common)
-            self._extend(node, packed, blocks, len(kept), chunk_hashes)
+            self._extend(node, packed[len(found) * self._block_bytes :], blocks, len(kept), chunk_hashes)
             kept += blocks[len(kept) :]
         return kept
 
@@ -104,7 +106,7 @@ class RadixTree:
             return
         if whole and namespace not in self._roots:
             return
-        node, common, kept = self._reach(namespace, packed[: whole * self._block_bytes])
+        node, common, kept = self._reach(self._root_of(namespace), packed[: whole * self._block_bytes])
         if len(kept) < whole or self._continues_with(node, common, tail):
             return  # its ancestors left the tree, or the same tokens are there already
         if common < len(node.blocks):
@@ -212,20 +214,41 @@ class RadixTree:
             child.last_access = self._tick
         return PrefixHit(blocks, child.blocks[0], tokens)
 
-    def _reach(self, namespace: CacheNamespace, packed: bytes) -> tuple[RadixNode, int, list[int]]:
-        """Where `packed` leaves the tree: the node, how many of its blocks match, and all blocks up to there."""
-        self._tick += 1
+    def _root_of(self, namespace: CacheNamespace) -> RadixNode:
         root = self._roots.get(namespace)
         if root is None:
             root = self._roots[namespace] = RadixNode(self._block_bytes, next(self._serials))
             self._namespaces[root.serial] = namespace
-        root.last_access = self._tick
-        node, common = root, 0
-        kept: list[int] = []
-        for node, common in self._walk(root, packed):
+        return root
+
+    def _last_entered(self, namespace: CacheNamespace, blocks: Sequence[int]) -> tuple[RadixNode, int]:
+        """Where to begin an insert: the furthest edge that ends with a block of the caller, and that block's number.
+
+        What is written in a held block does not change, so the same block means the same tokens from the start. A
+        decoding sequence begins right before its new block, instead of comparing all that it has entered before.
+        """
+        for held in range(len(blocks), 0, -1):
+            node = self._node_by_tail.get(blocks[held - 1])
+            if node is not None and not node.is_tail:
+                return node, held
+        return self._root_of(namespace), 0
+
+    def _reach(self, start: RadixNode, packed: bytes) -> tuple[RadixNode, int, list[int]]:
+        """Where `packed`, from the end of `start` on, leaves the tree.
+
+        The node there, how many of its blocks match, and all blocks between `start` and there.
+        """
+        self._tick += 1
+        above: RadixNode | None = start
+        while above is not None:
+            above.last_access = self._tick
+            above = above.parent
+        node, common = start, len(start.blocks)
+        found: list[int] = []
+        for node, common in self._walk(start, packed):
             node.last_access = self._tick
-            kept.extend(node.blocks[:common])
-        return node, common, kept
+            found.extend(node.blocks[:common])
+        return node, common, found
 
     def _continues_with(self, node: RadixNode, common: int, tail: bytes) -> bool:
         """Whether some block behind this place begins with `tail`."""
@@ -247,14 +270,13 @@ class RadixTree:
     def _extend(
         self, node: RadixNode, packed: bytes, blocks: Sequence[int], start: int, hashes: Sequence[ChunkHash]
     ) -> None:
-        """Attach blocks[start:] below `node`: a leaf just grows, any other node gets a child."""
-        new = packed[start * self._block_bytes : len(blocks) * self._block_bytes]
-        self._drop_tail_before(node, new[: self._block_bytes])
+        """Attach blocks[start:], with tokens `packed`, below `node`: a leaf just grows, any other node gets a child."""
+        self._drop_tail_before(node, packed[: self._block_bytes])
         if node.parent is not None and not node.children:
             del self._node_by_tail[node.blocks[-1]]
-            node.grow(new, blocks[start:])
+            node.grow(packed, blocks[start:])
         else:
-            node = node.add_child(RadixNode(self._block_bytes, next(self._serials), new, blocks[start:]))
+            node = node.add_child(RadixNode(self._block_bytes, next(self._serials), packed, blocks[start:]))
         node.last_access = self._tick
         self._node_by_tail[blocks[-1]] = node
         stored: list[ChunkHash] = []

@@ -61,7 +61,7 @@ def test_same_tokens_at_another_place_have_another_hash() -> None:
 _TEXT = st.text(alphabet="ab1:", max_size=4)
 
 
-@settings(max_examples=200)
+@settings(max_examples=2 * settings().max_examples)
 @given(fields=st.lists(st.tuples(_TEXT, _TEXT, st.integers(1, 3), _TEXT, _TEXT), min_size=2, max_size=2, unique=True))
 def test_schemes_that_differ_anywhere_never_share_a_root(fields: list[tuple[str, str, int, str, str]]) -> None:
     roots = {

@@ -30,6 +30,11 @@ WRONG: dict[str, list[Any]] = {
     ],
     "stop_token_ids": [(-1,), (2**31,), (1.0,), ("1",), (True,), (1,) * 257, 5, None, "12"],
     "ignore_eos": [1, 0, "true", None],
+    "n": [0, -1, 129, 1.0, "2", True],
+    "best_of": [0, -1, 129, 1.0, "2", True],
+    "beam_width": [-1, 129, 1.0, "2", None, True],
+    "length_penalty": [-101, 101, NAN, INF, "1", None, True],
+    "early_stopping": [1, 0, "always", "", None],
 }
 EDGES: dict[str, list[Any]] = {
     "temperature": [0, 0.0, 1, 100.0],
@@ -40,6 +45,11 @@ EDGES: dict[str, list[Any]] = {
     "stop": [(), ("x" * MAX_STOP_LENGTH,), ("a",) * MAX_STOP_STRINGS],
     "stop_token_ids": [(), (0,), (2**31 - 1,), (1,) * 256],
     "ignore_eos": [True, False],
+    "n": [None, 1],
+    "best_of": [None, 1, 128],
+    "beam_width": [0, 1, 128],
+    "length_penalty": [-100.0, 0, 1, 100.0],
+    "early_stopping": [True, False, "never"],
 }
 
 
@@ -77,8 +87,13 @@ def test_the_wire_loses_nothing() -> None:
         stop=("a", "\n"),
         stop_token_ids=(8, 9),
         ignore_eos=True,
+        n=2,
+        beam_width=3,
+        length_penalty=0.5,
+        early_stopping="never",
     )
-    assert all(getattr(params, f) != getattr(SamplingParams(), f) for f in SamplingParams.__dataclass_fields__)
+    changed = {f for f in SamplingParams.__dataclass_fields__ if getattr(params, f) != getattr(SamplingParams(), f)}
+    assert changed == set(SamplingParams.__dataclass_fields__) - {"best_of"}  # it excludes beam_width
     back = SamplingParams.from_wire(json.loads(json.dumps(params.to_wire())))
     assert back == params
     assert hash(back) == hash(params)
@@ -95,3 +110,33 @@ def test_wire_values_are_validated_and_unknown_ones_ignored() -> None:
 def test_greedy_is_temperature_zero() -> None:
     assert SamplingParams(temperature=0).greedy
     assert not SamplingParams(temperature=1e-9).greedy
+
+
+@pytest.mark.parametrize(
+    ("values", "choices", "rows"),
+    [
+        ({}, 1, 1),
+        ({"n": 3}, 3, 3),
+        ({"best_of": 3}, 1, 3),
+        ({"n": 2, "best_of": 5}, 2, 5),
+        ({"beam_width": 4}, 4, 4),
+        ({"beam_width": 4, "n": 2}, 2, 4),
+    ],
+)
+def test_choices_and_the_rows_that_run_for_them(values: dict[str, Any], choices: int, rows: int) -> None:
+    params = SamplingParams(**values)
+    assert (params.num_choices, params.num_rows) == (choices, rows)
+
+
+@pytest.mark.parametrize(
+    ("values", "field"),
+    [
+        ({"n": 3, "best_of": 2}, "best_of"),
+        ({"n": 3, "beam_width": 2}, "beam_width"),
+        ({"best_of": 2, "beam_width": 2}, "best_of"),
+    ],
+)
+def test_choices_that_contradict_each_other(values: dict[str, Any], field: str) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        SamplingParams(**values)
+    assert caught.value.field == field

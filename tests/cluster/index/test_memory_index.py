@@ -81,7 +81,7 @@ _operations = st.one_of(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=3 * settings().max_examples // 2)
 @given(operations=st.lists(_operations, max_size=25), prompt=st.lists(st.sampled_from(_CHUNKS), max_size=6))
 def test_answers_like_a_dict_of_sets(operations: list[tuple], prompt: list[ChunkHash]) -> None:  # type: ignore[type-arg]
     index, oracle = MemoryIndex(), SetsOracle()

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from cluster.core.hashing import RouteScheme
+from cluster.core.hashing import RouteScheme, root_hash
 from worker.kvcache.block_manager import BlockManager
 from worker.kvcache.block_pool import BlockCounts, BlockPool
+from worker.kvcache.chunk_hash_cache import ChunkHashCache
 from worker.kvcache.radix_tree import RadixTree
 
 B = 16
@@ -150,6 +151,24 @@ def test_locking_the_tail_never_makes_a_request_unadmittable() -> None:
     manager.free("A")
     assert prefill(manager, "B", tokens) == 16
     assert manager.take_copies() == []
+
+
+def test_a_block_is_folded_also_when_its_chunk_is_complete_only_later() -> None:
+    """A cache of whole chunks takes nothing while a chunk is incomplete: two sequences bring the same one in pieces."""
+    pool = BlockPool(16)
+    cache = ChunkHashCache(pool, B, 2, lambda namespace: root_hash(SCHEME))
+    scheme = RouteScheme(tokenizer_revision="t", model_revision="m", chunk_tokens=2 * B)
+    manager = BlockManager(pool, cache, B, scheme)
+    tokens = list(range(2 * B))
+    for name in "ab":
+        assert manager.allocate(name, tokens) == 0
+        manager.commit(name, tokens, B)
+    assert manager.counts().in_use == 4
+    for name in "ab":
+        manager.commit(name, tokens, 2 * B)
+        manager.check_invariants()
+    assert manager.get_block_ids("a") == manager.get_block_ids("b")
+    assert manager.counts().in_use == 2
 
 
 def test_a_conversation_is_reused_to_the_last_token() -> None:

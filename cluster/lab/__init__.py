@@ -1,0 +1,1 @@
+"""Experiments: the claims about paged KV memory and prefix caching, shown and measured."""

@@ -1,0 +1,44 @@
+"""BlockTable: one live sequence's list of block ids, and how far its tokens are computed and in the cache.
+
+Owns: the ids in position order, and the chunk hashes of the committed tokens.
+Does not: count references (BlockPool) or decide who may write (BlockManager).
+Invariants: committed blocks <= whole computed blocks; a chunk hash depends only on the tokens up to its chunk's end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from cluster.core.hashing import ChunkHash, hash_chunk
+from worker.kvcache.prefix_cache import CacheNamespace
+
+
+@dataclass(slots=True, eq=False)
+class BlockTable:
+    namespace: CacheNamespace
+    root: ChunkHash
+    blocks: list[int]
+    num_computed: int
+    committed_blocks: int
+    chunk_hashes: list[ChunkHash] = field(default_factory=list)
+    tokens: Sequence[int] = ()  # as last committed: at least `num_computed` of them
+
+    def fork(self, count: int, block_size: int, chunk_tokens: int) -> BlockTable:
+        """The table of a sequence that goes on behind the first `count` computed tokens, in the same blocks."""
+        return BlockTable(
+            namespace=self.namespace,
+            root=self.root,
+            blocks=self.blocks[: -(-count // block_size)],
+            num_computed=count,
+            committed_blocks=min(self.committed_blocks, count // block_size),
+            chunk_hashes=self.chunk_hashes[: count // chunk_tokens],
+            tokens=self.tokens[:count],
+        )
+
+    def hash_chunks(self, num_tokens: int, chunk_tokens: int) -> None:
+        """Hash the chunks that are whole within `num_tokens` and not hashed yet."""
+        for index in range(len(self.chunk_hashes), num_tokens // chunk_tokens):
+            parent = self.chunk_hashes[-1] if self.chunk_hashes else self.root
+            chunk = self.tokens[index * chunk_tokens : (index + 1) * chunk_tokens]
+            self.chunk_hashes.append(hash_chunk(parent, chunk))

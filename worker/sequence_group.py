@@ -1,0 +1,170 @@
+"""SequenceGroup: the rows of one request that has several: n samples, or the beams of a search.
+
+    leader   prompt[:-1]            computed once, then the rows fork from it and the leader lets go
+    row 0    prompt + its tokens    shares the prompt's blocks; its own start with the first write (copy-on-write)
+    row 1    prompt + its tokens
+
+A preempted group keeps the tokens of its rows and the state of its search. When it resumes, the leader computes the
+prompt again (or finds it in the cache), the rows fork, and each computes its own tokens behind the prompt.
+
+Owns: the rows, forking and re-ordering them, and which answers come out.
+Does not: decide who runs (scheduler) or how beams are chosen (beam_search).
+Invariants: rows are admitted, preempted and ended together; between steps every live row of a search has the same
+number of tokens; blocks in use never exceed the prompt's + rows * (blocks behind the prompt + 1).
+"""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import replace
+
+from cluster.core.request import FinishReason, GenerationRequest, TokenDelta
+from worker.beam_search import BeamParams, BeamSearch
+from worker.kvcache.block_manager import BlockManager
+from worker.sequence import Sequence, SequenceStatus
+
+_Answer = tuple[tuple[int, ...], FinishReason, float | None]  # tokens, why it ended, score
+
+
+class SequenceGroup:
+    """Created when the request is added."""
+
+    def __init__(self, request: GenerationRequest, max_tokens: int, eos_token_ids: tuple[int, ...]) -> None:
+        self._request = request
+        self._max_tokens = max_tokens
+        self._eos = eos_token_ids
+        self._serials = itertools.count()
+        self._ended: list[tuple[Sequence, FinishReason]] = []  # best_of only: answers wait for each other
+        sampling = request.sampling
+        self.num_rows = sampling.num_rows
+        self.withholds = sampling.num_rows > sampling.num_choices and not sampling.beam_width
+        self.leader = Sequence(
+            request, max_tokens, (), group=self, tokens=request.prompt_token_ids[:-1], computes_only=True
+        )
+        self.search: BeamSearch | None = None
+        self.rows = [self._new_row(index) for index in range(1 if sampling.beam_width else self.num_rows)]
+        if sampling.beam_width:
+            self.search = BeamSearch(
+                BeamParams(
+                    width=sampling.beam_width,
+                    max_tokens=max_tokens,
+                    eos_token_ids=self.rows[0].stop_token_ids,
+                    length_penalty=sampling.length_penalty,
+                    early_stopping=sampling.early_stopping,
+                )
+            )
+
+    @property
+    def num_candidates(self) -> int:
+        """Next tokens wanted of every row: 0 when the rows sample."""
+        return 0 if self.search is None else self.search.num_candidates
+
+    def spare_blocks(self, block_size: int) -> int:
+        """Blocks that the rows will take at once, beyond the leader's."""
+        start = self.leader.num_tokens // block_size
+        return sum(-(-row.num_tokens // block_size) - start for row in self.rows)
+
+    def spread(self, manager: BlockManager) -> list[Sequence]:
+        """The prompt is computed: the rows take over from the leader."""
+        for row in self.rows:
+            manager.fork(self.leader.seq_id, row.seq_id)
+            self._start(row, self.leader.num_computed)
+        manager.free(self.leader.seq_id)
+        self.leader.status = SequenceStatus.FORKED
+        return self.rows
+
+    def allocate_rows(self, manager: BlockManager) -> bool:
+        """A prompt of one token has nothing to compute beforehand: each row gets its own. False: nothing changed."""
+        for row in self.rows:
+            if manager.allocate(row.seq_id, row.tokens, self._request.cache_salt) is None:
+                self.release(manager)
+                return False
+        for row in self.rows:
+            self._start(row, 0)
+        self.leader.first_cached = self.leader.first_cached or 0
+        self.leader.status = SequenceStatus.FORKED
+        return True
+
+    def release(self, manager: BlockManager) -> None:
+        """Free the blocks of all rows; their tokens stay."""
+        for seq in (self.leader, *self.rows):
+            manager.free(seq.seq_id)
+            seq.num_computed = 0
+            seq.candidates = ()
+            seq.status = SequenceStatus.WAITING
+
+    def end_row(self, row: Sequence, reason: FinishReason, manager: BlockManager) -> list[TokenDelta]:
+        """A sample is complete. With best_of, the answers come when the last one is."""
+        manager.free(row.seq_id)
+        row.status = SequenceStatus.FINISHED
+        self.rows.remove(row)
+        if not self.withholds:
+            return []
+        self._ended.append((row, reason))
+        if self.rows:
+            return []
+        best = sorted(self._ended, key=lambda end: (-end[0].logprob / end[0].num_output_tokens, end[0].index))
+        answers: list[_Answer] = [(tuple(row.tokens[row.num_prompt_tokens :]), reason, None) for row, reason in best]
+        return self._answers(answers[: self._request.sampling.num_choices])
+
+    def advance(self, manager: BlockManager) -> list[TokenDelta]:
+        """Every beam has its candidates: choose the next beams. Returns the answers when the search is over."""
+        search = self.search
+        assert search is not None
+        moves = search.advance([row.candidates for row in self.rows])
+        if search.done:
+            found = search.results()[: self._request.sampling.num_choices]
+            nothing: list[_Answer] = [((), FinishReason.LENGTH, None)]  # only where the model gives no token a chance
+            answers: list[_Answer] = [(r.tokens, r.finish_reason, r.score) for r in found]
+            return self._answers(answers or nothing)
+        heirs: list[Sequence] = []
+        for place, (parent, _) in enumerate(moves):
+            first = all(parent != earlier for earlier, _ in moves[:place])
+            heirs.append(self.rows[parent] if first else self._fork(self.rows[parent], manager))
+        for row in self.rows:
+            if row not in heirs:
+                manager.free(row.seq_id)
+                row.status = SequenceStatus.FINISHED
+        for row, (_, token) in zip(heirs, moves, strict=True):
+            row.tokens.append(token)
+            row.candidates = ()
+        self.rows = heirs
+        return []
+
+    def _answers(self, answers: list[_Answer]) -> list[TokenDelta]:
+        return [
+            TokenDelta(
+                request_id=self._request.request_id,
+                token_ids=tokens,
+                cached_tokens=self.leader.first_cached,
+                finish_reason=reason,
+                index=index,
+                score=score,
+                more=index < len(answers) - 1,
+            )
+            for index, (tokens, reason, score) in enumerate(answers)
+        ]
+
+    def _new_row(self, index: int) -> Sequence:
+        sampling = self._request.sampling
+        return Sequence(
+            self._request,
+            self._max_tokens,
+            self._eos,
+            group=self,
+            seq_id=f"{self._request.request_id}/{next(self._serials)}",
+            sampling=replace(sampling, seed=sampling.seed + index) if index else sampling,
+            index=index,
+        )
+
+    def _fork(self, parent: Sequence, manager: BlockManager) -> Sequence:
+        row = self._new_row(0)
+        row.tokens = list(parent.tokens)
+        manager.fork(parent.seq_id, row.seq_id)
+        self._start(row, parent.num_computed)
+        return row
+
+    def _start(self, row: Sequence, num_computed: int) -> None:
+        row.num_computed = num_computed
+        row.first_cached = self.leader.first_cached
+        row.status = SequenceStatus.RUNNING
