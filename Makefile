@@ -4,6 +4,12 @@ PYTHON ?= python3
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
+# Tests of modules without ray, torch, redis, grpc and processes.
+PURE_TESTS := tests/cluster/core tests/cluster/lab tests/worker/kvcache \
+  $(addprefix tests/router/test_,scoring.py route_ledger.py routing_state.py) \
+  $(addprefix tests/worker/test_,scheduler.py sequence_group.py beam_search.py cache_scenarios.py engine_random.py \
+    engine_loop.py block_switches.py kv_sizing.py)
+
 .DEFAULT_GOAL := help
 .PHONY: help install serve demo test test-unit test-long check format proto flash-check bench clean
 
@@ -29,7 +35,7 @@ test: install  ## all tests
 	$(BIN)/python -m pytest -q $(ARGS)
 
 test-unit: install  ## the pure code only, in seconds
-	$(BIN)/python -m pytest -q -m "not cluster and not model and not redis and not torch" $(ARGS)
+	$(BIN)/python -m pytest -q -m "not cluster and not model and not redis and not torch" $(PURE_TESTS) $(ARGS)
 
 test-long: install  ## the long forms: all 64 tokens of the parity runs, many more random drives
 	KVRAY_LONG=1 $(BIN)/python -m pytest -q tests/integration/test_parity.py tests/worker/test_engine_random.py $(ARGS)

@@ -172,14 +172,15 @@ def measure_bytes(kind: str, shape: Shape, num_blocks: int) -> float:
 
 def measure_step(kind: str, num_seqs: int, prompt_tokens: int, steps: int) -> float:
     """Microseconds of schedule + complete while `num_seqs` sequences decode, with nothing between the two."""
-    blocks = num_seqs * ((prompt_tokens + steps) // BLOCK + 2)
-    pool = BlockPool(blocks)
+    token_budget = 8192
+    longest = prompt_tokens + BLOCK + steps + num_seqs * prompt_tokens // token_budget + num_seqs
+    pool = BlockPool(num_seqs * (longest // BLOCK + 1))
     manager = BlockManager(pool, make_cache(kind, pool), BLOCK, SCHEME)
     limits = SchedulerLimits(
         max_num_seqs=num_seqs,
-        token_budget=8192,
+        token_budget=token_budget,
         max_queue=num_seqs,
-        max_model_len=prompt_tokens + steps + 2 * BLOCK,
+        max_model_len=longest,
         vocab_size=VOCAB,
         eos_token_ids=(),
     )
@@ -200,6 +201,7 @@ def measure_step(kind: str, num_seqs: int, prompt_tokens: int, steps: int) -> fl
     gc.collect()
     for _ in range(steps):
         watch(step)
+    assert step() and scheduler.num_preemptions == 0
     return watch.microseconds
 
 

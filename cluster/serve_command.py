@@ -11,6 +11,7 @@ import os
 import re
 import signal
 import threading
+from pathlib import Path
 from types import FrameType
 
 from rich.console import Console
@@ -41,7 +42,8 @@ def run_serve(config: ClusterConfig) -> int:
         signal.signal(number, on_signal)
     cluster = LocalCluster(with_threads(config))
     try:
-        resolve_with_progress(config.engine.model, console)
+        model_dir = resolve_with_progress(config.engine.model, console)
+        cluster.config = with_absolute_model(cluster.config, model_dir)
         with console.status("starting") as line:
             cluster.start(lambda phase: line.update(phase))
         starting = False
@@ -64,6 +66,14 @@ def with_threads(config: ClusterConfig) -> ClusterConfig:
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     engine = config.engine.model_copy(update={"threads": max(1, cores // config.serve.replicas)})
     return config.model_copy(update={"engine": engine})
+
+
+def with_absolute_model(config: ClusterConfig, model_dir: Path) -> ClusterConfig:
+    """A relative directory means another place in Ray's processes; its name stays the public one."""
+    if not Path(config.engine.model).expanduser().is_dir():
+        return config  # demo, or an id of the hub
+    engine = config.engine.model_copy(update={"model": str(model_dir)})
+    return config.model_copy(update={"engine": engine, "served_model_name": config.public_name})
 
 
 def _welcome(console: Console, cluster: LocalCluster) -> None:

@@ -113,6 +113,7 @@ def _reserve_only(life: KvLife, draw: Draw) -> None:
     life.extend(row, [draw(1, 3)])
     life.world.reserve(row)
     life.cut(row)
+    life.world.check()
 
 
 def _suffix(life: KvLife, draw: Draw) -> None:
@@ -231,5 +232,5 @@ RULES = {
     "unpin": Rule(2, _unpin),
     "expire": Rule(2, _expire),
     "drop_pins": Rule(1, _drop_pins),
-    "reset": Rule(1, _reset),
+    "reset": Rule(2, _reset),
 }

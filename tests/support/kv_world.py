@@ -51,7 +51,7 @@ class KvWorld(KvState):
         return cached is not None
 
     def reserve(self, row: Row) -> bool:
-        """Slots for all tokens of the row; refused exactly when the blocks are not there."""
+        """Slots for all tokens of the row; refused exactly when the blocks are not there. The caller checks."""
         before, blocks = self.accounts(), self.manager.get_block_ids(row.name)
         index, offset = divmod(row.computed, BLOCK_SIZE)
         split = index < len(blocks) and not self._may_write(blocks[index], offset)
@@ -64,7 +64,6 @@ class KvWorld(KvState):
             self._check_evicted(before, wanted - before.counts.free)
         else:
             assert self.accounts() == before, "a refused append_token changed something"
-        self.check()
         return done
 
     def step(self, counts: dict[str, int]) -> None:
@@ -74,6 +73,7 @@ class KvWorld(KvState):
             row = self.rows[name]
             if (row.reserved >= len(row.tokens) and not row.shares) or self.reserve(row):
                 ready.append((row, row.computed + count))
+        self.check()  # takes the copies of all rows at once, so their order matters
         for row, end in ready:
             self.manager.check_writable(row.name, row.computed, end)
         self._carry_out_copies()
@@ -155,7 +155,7 @@ class KvWorld(KvState):
         self.stats["evictions"] += gone
 
     def _may_write(self, block: int, offset: int) -> bool:
-        offered = len(self.content.claims[block][0]) if block in self.content.claims else 0
+        offered = 0 if self.cache is None else self.cache.claimed_slots(block)
         return self.holders()[block] == 1 and offered <= offset
 
     def _carry_out_copies(self) -> None:
