@@ -1,6 +1,6 @@
 """KV cache bookkeeping, measured: operations per second by cache size, bytes per block, and the cost of a step.
 
-    .venv/bin/python benchmarks/bench_kvcache.py            everything (a few minutes, 2 GB of memory)
+    .venv/bin/python benchmarks/bench_kvcache.py            everything (four minutes, 1 GB of memory)
     .venv/bin/python benchmarks/bench_kvcache.py --quick    small sizes, for a look
 
 Two shapes of content. `groups`: eight sequences of 64 blocks share their first 32, the next eight share 32 others,
@@ -205,6 +205,17 @@ def measure_step(kind: str, num_seqs: int, prompt_tokens: int, steps: int) -> fl
     return watch.microseconds
 
 
+def python_call_ns() -> float:
+    """What a loop turn with one Python call costs here and now, to compare runs and machines by."""
+
+    def nothing(_: int) -> None: ...
+
+    watch = Stopwatch()
+    for _ in range(50):
+        watch(lambda: [nothing(n) for n in range(10_000)])
+    return watch.microseconds / 10_000 * 1000
+
+
 def print_table(titles: list[str], rows: list[list[str]]) -> None:
     print(f"| {' | '.join(titles)} |")
     print(f"|{'|'.join('---' if n == 0 else '---:' for n in range(len(titles)))}|")
@@ -222,6 +233,7 @@ def main() -> None:
     wide_blocks = WIDE.shared + WIDE.own * (1_000 if quick else WIDE.children)
     shapes = [("groups", GROUPS, size) for size in sizes] + [("wide", WIDE, wide_blocks)]
 
+    print(f"A Python call takes {python_call_ns():.0f} ns.\n")
     print("Operations per second\n")
     rows = []
     for kind in CACHES:
@@ -245,6 +257,7 @@ def main() -> None:
                 target = 150 + 4 * num_seqs
                 rows.append([kind, str(num_seqs), f"{prompt_tokens:,}", f"{per_step:,.0f}", f"{target:,}"])
     print_table(["cache", "sequences", "tokens each", "µs per step", "target"], rows)
+    print(f"At the end a Python call takes {python_call_ns():.0f} ns.")
 
 
 if __name__ == "__main__":

@@ -61,19 +61,19 @@ class OfflineEngine:
         answers = {index: AnswerStream(self.tokenizer, sampling.stop) for index in range(sampling.num_choices)}
         with closing(self._deltas(request)) as deltas:
             for delta in deltas:
-                if delta.index not in answers:
+                if delta.choice not in answers:
                     continue  # a stop string ended this choice, and the engine does not know
-                piece = answers[delta.index].feed(delta)
+                piece = answers[delta.choice].feed(delta)
                 yield OfflinePiece(
                     text=piece.text,
                     token_ids=piece.token_ids,
                     cached_tokens=delta.cached_tokens,
                     finish_reason=piece.finish_reason,
-                    index=delta.index,
+                    index=delta.choice,
                     score=delta.score,
                 )
                 if piece.finish_reason is not None:
-                    del answers[delta.index]
+                    del answers[delta.choice]
                     if not answers:
                         return
 

@@ -190,9 +190,9 @@ class FrontDoor:
                 first = False
                 self._ledger.prefill_done(request.request_id)
             cached = delta.cached_tokens if delta.cached_tokens is not None else cached
-            if delta.index not in answers:
+            if delta.choice not in answers:
                 continue  # a stop string ended this choice, and the engine does not know
-            piece = answers[delta.index].feed(delta)
+            piece = answers[delta.choice].feed(delta)
             completion += len(piece.token_ids)
             yield GenerationEvent(
                 text=piece.text,
@@ -202,11 +202,11 @@ class FrontDoor:
                 ),
                 replica=worker_id,
                 finish_reason=piece.finish_reason,
-                index=delta.index,
+                index=delta.choice,
                 score=delta.score,
             )
             if piece.finish_reason is not None:
-                del answers[delta.index]
+                del answers[delta.choice]
                 if not answers:
                     return
 

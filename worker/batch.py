@@ -3,18 +3,20 @@
 Owns: ScheduledSeq and Batch, plain values without tensors.
 Does not: know sequences' lives or allocate blocks.
 Invariants: `token_ids` are the tokens at positions [start, start + len); every one of these positions has a slot
-in `block_ids`; KV of positions [0, start) is already in those blocks, once `copies` are done.
+in `block_ids`, which is the live table and valid until the step is booked; KV of positions [0, start) is in those
+blocks once `copies` are done.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from cluster.core.sampling import SamplingParams
 
 
-@dataclass(frozen=True, slots=True)
-class ScheduledSeq:
+class ScheduledSeq(NamedTuple):
     """One row of a step: one sequence's share.
 
     sample: True when the last scheduled token is the sequence's newest, so that its logits choose the next token.
@@ -23,9 +25,9 @@ class ScheduledSeq:
     """
 
     seq_id: str
-    token_ids: tuple[int, ...]
+    token_ids: Sequence[int]
     start: int
-    block_ids: tuple[int, ...]
+    block_ids: Sequence[int]
     sample: bool
     sampling: SamplingParams
     candidates: int = 0

@@ -105,12 +105,16 @@ class Scheduler:
         """The next step's batch; empty only when there is no work."""
         step = _Step(self._limits.token_budget)
         preempted_before = self.num_preemptions
-        decoding = [seq for seq in self._running if seq.decoding]
-        prefilling = [seq for seq in self._running if not seq.decoding and seq.num_uncomputed]
-        for seq in (*decoding, *prefilling):
-            if step.left == 0:
-                break
-            if seq.status is SequenceStatus.RUNNING and self._make_room(seq, step):
+        prefilling: list[Sequence] = []
+        for seq in self._running.copy():
+            if not seq.decoding:
+                prefilling.append(seq)
+            elif step.left and seq.status is SequenceStatus.RUNNING and self._make_room(seq, step):
+                step.tokens[seq.seq_id] = 1
+                step.left -= 1
+        for seq in prefilling:
+            running = seq.status is SequenceStatus.RUNNING
+            if running and step.left and seq.num_uncomputed and self._make_room(seq, step):
                 step.take(seq)
         if self.num_preemptions == preempted_before:
             self._admit(step)
@@ -124,15 +128,16 @@ class Scheduler:
         searches: dict[str, SequenceGroup] = {}
         for item in batch.seqs:
             seq = self._by_id[item.seq_id]
-            seq.num_computed = item.end
-            prompt_done = item.sample and seq.num_output_tokens == 0
-            self._manager.commit(seq.seq_id, seq.tokens, seq.num_computed, tail=prompt_done)
+            seq.num_computed = end = item.start + len(item.token_ids)
+            self._manager.commit(item.seq_id, seq.tokens, end, tail=item.sample and end == seq.num_prompt_tokens)
             if seq.computes_only and not seq.num_uncomputed:
                 self._spread(seq)
             elif item.sample:
                 result = next(results)
-                if seq.group is None or seq.group.search is None:
-                    deltas += self._append(seq, result)
+                if seq.group is None:
+                    deltas.append(self._append(seq, result))
+                elif seq.group.search is None:
+                    deltas += self._append_sample(seq, result, seq.group)
                 else:
                     seq.candidates = result.candidates
                     searches[seq.request.request_id] = seq.group
@@ -143,7 +148,7 @@ class Scheduler:
 
     def _make_room(self, seq: Sequence, step: _Step) -> bool:
         """Slots for the newest tokens, preempting the newest sequences if needed. False: `seq` itself had to go."""
-        while not self._manager.append_token(seq.seq_id, seq.num_tokens):
+        while not self._manager.append_token(seq.seq_id, len(seq.tokens)):
             self._preempt(self._running[-1], step)
             if seq.status is not SequenceStatus.RUNNING:
                 return False
@@ -228,16 +233,14 @@ class Scheduler:
         start, end = seq.num_computed, seq.num_computed + count
         if self._limits.strict_blocks:
             self._manager.check_writable(seq.seq_id, start, end)
-        group = seq.group
+        group, blocks = seq.group, self._manager.get_block_ids(seq.seq_id)
+        sample = end == len(seq.tokens) and not seq.computes_only
+        if group is None:
+            return ScheduledSeq(seq.seq_id, seq.tokens[start:end], start, blocks, sample, seq.sampling)
         return ScheduledSeq(
-            seq_id=seq.seq_id,
-            token_ids=tuple(seq.tokens[start:end]),
-            start=start,
-            block_ids=tuple(self._manager.get_block_ids(seq.seq_id)),
-            sample=end == seq.num_tokens and not seq.computes_only,
-            sampling=seq.sampling,
-            candidates=0 if group is None else group.num_candidates,
-            logprob=group is not None and group.withholds,
+            *(seq.seq_id, seq.tokens[start:end], start, blocks, sample, seq.sampling),
+            candidates=group.num_candidates,
+            logprob=group.withholds,
         )
 
     def _spread(self, leader: Sequence) -> None:
@@ -248,41 +251,44 @@ class Scheduler:
         self._running[place : place + 1] = rows
         self._by_id |= {row.seq_id: row for row in rows}
 
-    def _append(self, seq: Sequence, result: Sampled) -> list[TokenDelta]:
-        """One more token of a plain sequence or a sample, and perhaps its end."""
-        first = seq.num_output_tokens == 0
-        seq.tokens.append(result.token_id)
-        seq.logprob += result.logprob
-        reason: FinishReason | None = None
-        if result.token_id in seq.stop_token_ids:
-            reason = FinishReason.STOP
-        elif seq.num_output_tokens >= seq.max_tokens:
-            reason = FinishReason.LENGTH
-        withheld: list[TokenDelta] = []
+    def _append(self, seq: Sequence, result: Sampled) -> TokenDelta:
+        """One more token of a request with one row, and perhaps its end."""
+        tokens, token = seq.tokens, result.token_id
+        tokens.append(token)
+        made = len(tokens) - seq.num_prompt_tokens
+        reason = self._end_reason(seq, token, made)
         if reason is not None:
-            withheld = self._end_row(seq, reason)
-        if seq.group is not None and seq.group.withholds:
-            return withheld
+            self._finish(seq)
+        return TokenDelta(seq.seq_id, (token,), seq.first_cached if made == 1 else None, reason)
+
+    def _append_sample(self, row: Sequence, result: Sampled, group: SequenceGroup) -> list[TokenDelta]:
+        """One more token of one of several samples. The last row to end ends the request."""
+        row.tokens.append(result.token_id)
+        row.logprob += result.logprob
+        reason = self._end_reason(row, result.token_id, row.num_output_tokens)
+        best: list[TokenDelta] = []
+        if reason is not None:
+            self._running.remove(row)
+            del self._by_id[row.seq_id]
+            best = group.end_row(row, reason, self._manager)
+            if not group.rows:
+                self._finish(group.leader)
+        if group.withholds:
+            return best
         delta = TokenDelta(
-            request_id=seq.request.request_id,
+            request_id=row.request.request_id,
             token_ids=(result.token_id,),
-            cached_tokens=seq.first_cached if first else None,
+            cached_tokens=row.first_cached if row.num_output_tokens == 1 else None,
             finish_reason=reason,
-            index=seq.index,
-            more=seq.group is not None and bool(seq.group.rows) and reason is not None,
+            choice=row.index,
+            more=reason is not None and bool(group.rows),
         )
         return [delta]
 
-    def _end_row(self, seq: Sequence, reason: FinishReason) -> list[TokenDelta]:
-        if seq.group is None:
-            self._finish(seq)
-            return []
-        self._running.remove(seq)
-        del self._by_id[seq.seq_id]
-        deltas = seq.group.end_row(seq, reason, self._manager)
-        if not seq.group.rows:
-            self._finish(seq.group.leader)
-        return deltas
+    def _end_reason(self, seq: Sequence, token: int, made: int) -> FinishReason | None:
+        if token in seq.stop_token_ids:
+            return FinishReason.STOP
+        return FinishReason.LENGTH if made >= seq.max_tokens else None
 
     def _advance(self, group: SequenceGroup) -> list[TokenDelta]:
         place = self._running.index(group.rows[0])

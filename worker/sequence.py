@@ -102,7 +102,8 @@ class Sequence:
     @property
     def decoding(self) -> bool:
         """Only the newest token lacks KV, and it is one that we generated."""
-        return self.num_uncomputed == 1 and self.num_output_tokens > 0
+        count = len(self.tokens)
+        return count - self.num_computed == 1 and count > self.num_prompt_tokens
 
     @property
     def uncached_tokens(self) -> int:

@@ -138,7 +138,7 @@ class SequenceGroup:
                 token_ids=tokens,
                 cached_tokens=self.leader.first_cached,
                 finish_reason=reason,
-                index=index,
+                choice=index,
                 score=score,
                 more=index < len(answers) - 1,
             )

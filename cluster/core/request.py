@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any
+from typing import Any, NamedTuple
 
 from cluster.core import errors
 from cluster.core.sampling import SamplingParams
@@ -60,14 +60,13 @@ class GenerationRequest:
         )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TokenDelta:
+class TokenDelta(NamedTuple):
     """What one engine step produced for one choice of one request.
 
     token_ids: new tokens, in order (may be empty on the last delta).
     cached_tokens: prompt tokens taken from the cache; set on the first delta of a choice, None later.
     finish_reason: set on a choice's last delta.  error: set instead when the request failed.
-    index: which choice (n, best_of, beams).  score: of a finished beam.  more: other choices of the request go on.
+    choice: which answer of the request (n, best_of, beams), from 0.  score: of a finished beam.  more: other choices of the request go on.
     """
 
     request_id: str
@@ -75,7 +74,7 @@ class TokenDelta:
     cached_tokens: int | None = None
     finish_reason: FinishReason | None = None
     error: errors.KvrayError | None = None
-    index: int = 0
+    choice: int = 0
     score: float | None = None
     more: bool = False
 
@@ -93,21 +92,21 @@ class TokenDelta:
             self.cached_tokens,
             reason,
             error,
-            self.index,
+            self.choice,
             self.score,
             self.more,
         ]
 
     @classmethod
     def from_wire(cls, wire: list[Any]) -> TokenDelta:
-        request_id, token_ids, cached_tokens, reason, error, index, score, more = wire
+        request_id, token_ids, cached_tokens, reason, error, choice, score, more = wire
         return cls(
             request_id=request_id,
             token_ids=tuple(token_ids),
             cached_tokens=cached_tokens,
             finish_reason=None if reason is None else FinishReason(reason),
             error=None if error is None else errors.from_wire(error),
-            index=index,
+            choice=choice,
             score=score,
             more=more,
         )

@@ -96,7 +96,7 @@ def test_grpc_fields(value: pb.EarlyStopping, early: bool | str | None) -> None:
 
 
 def delta(text: str, index: int, reason: FinishReason | None = None, *, more: bool = False) -> TokenDelta:
-    return TokenDelta(request_id="r", token_ids=ids_of(text), finish_reason=reason, index=index, more=more)
+    return TokenDelta(request_id="r", token_ids=ids_of(text), finish_reason=reason, choice=index, more=more)
 
 
 async def events_of(deltas: list[TokenDelta], **sampling: Any) -> tuple[list[GenerationEvent], DoorWorld]:

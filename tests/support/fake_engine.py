@@ -7,7 +7,7 @@ it would show as a wrong word.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 from cluster.config import CacheConfig, EngineConfig
@@ -23,6 +23,9 @@ from worker.runner import ModelFacts, Sampled
 
 VOCAB = 1000
 EOS = 999
+LAYERS = 2
+
+Page = list[tuple[int, int, int] | None]
 
 
 def next_token(tokens: Iterable[int]) -> int:
@@ -68,21 +71,25 @@ def expected_beams(prompt: list[int], params: BeamParams) -> list[BeamResult]:
 
 
 class FingerprintRunner:
-    """pages[block][offset] holds (position, lineage), lineage being a digest of all tokens up to there."""
+    """pages[block][layer * block_size + slot] holds (layer, position, lineage); lineage numbers all tokens up to there.
+
+    Before anything is written, the whole history of every row of the batch is checked in every layer.
+    """
 
     def __init__(self, num_blocks: int, block_size: int, max_model_len: int) -> None:
-        self.pages: list[list[tuple[int, str] | None]] = [[None] * block_size for _ in range(num_blocks)]
+        self.pages: list[Page] = [[None] * (LAYERS * block_size) for _ in range(num_blocks)]
         self.block_size = block_size
         self.computed_tokens = 0
         self.steps = 0
         self.histories: dict[str, list[int]] = {}
-        self._tokens_of: dict[str, list[int]] = {}
+        self._lineages: dict[tuple[int, int], int] = {}  # (lineage of one token less, token) -> lineage
+        self._made_of: list[tuple[int, int]] = []  # the other way round
         self.facts = ModelFacts(
             model="fake",
             vocab_size=VOCAB,
             max_model_len=max_model_len,
             eos_token_ids=(EOS,),
-            num_layers=1,
+            num_layers=LAYERS,
             num_heads=1,
             num_kv_heads=1,
             head_dim=1,
@@ -101,17 +108,15 @@ class FingerprintRunner:
         self.steps += 1
         for source, target in batch.copies:
             self.pages[target] = list(self.pages[source])
+        for seq in batch.seqs:
+            assert len(seq.token_ids) > 0, "an empty piece was scheduled"
+            self._check(seq, self._history(seq))
         sampled: list[Sampled] = []
         for seq in batch.seqs:
             history = self._history(seq)
-            assert len(seq.token_ids) > 0, "an empty piece was scheduled"
-            for position in range(seq.start):
-                self._check(seq.block_ids, position, history)
-            for position, token in enumerate(seq.token_ids, start=seq.start):
-                if position == len(history):
-                    history.append(token)
-                assert history[position] == token, "a scheduled token differs from the sequence"
-                self._write(seq.block_ids, position, history)
+            history += seq.token_ids[len(history) - seq.start :]
+            assert history[seq.start : seq.end] == list(seq.token_ids), "a scheduled token differs from the sequence"
+            self._write(seq, history)
             self.computed_tokens += len(seq.token_ids)
             if seq.sample:
                 best = candidates(history[: seq.end], seq.candidates)
@@ -123,33 +128,53 @@ class FingerprintRunner:
         """What the sequence has computed. A new row of a group goes on from what its last shared slot holds."""
         if seq.seq_id not in self.histories:
             prompt = self.histories[seq.seq_id.split("/")[0]]
-            history = list(prompt[:0])
-            if seq.start:
-                page, offset = self._slot(seq.block_ids, seq.start - 1)
-                content = page[offset]
-                assert content is not None, "a row was forked from nothing"
-                history = list(self._tokens_of[content[1]])
+            history = self._tokens_up_to(seq) if seq.start else []
             common = min(len(history), len(prompt))
             assert history[:common] == prompt[:common], "a row was forked from another prompt"
             self.histories[seq.seq_id] = history
         return self.histories[seq.seq_id]
 
-    def _slot(self, block_ids: tuple[int, ...], position: int) -> tuple[list[tuple[int, str] | None], int]:
-        return self.pages[block_ids[position // self.block_size]], position % self.block_size
+    def _tokens_up_to(self, seq: ScheduledSeq) -> list[int]:
+        block, slot = divmod(seq.start - 1, self.block_size)
+        content = self.pages[seq.block_ids[block]][slot]
+        assert content is not None, "a row was forked from nothing"
+        tokens: list[int] = []
+        lineage = content[2]
+        while lineage >= 0:
+            lineage, token = self._made_of[lineage]
+            tokens.append(token)
+        return tokens[::-1]
 
-    def _check(self, block_ids: tuple[int, ...], position: int, history: list[int]) -> None:
-        page, offset = self._slot(block_ids, position)
-        assert page[offset] == (position, _lineage(history, position)), f"foreign KV at position {position}"
+    def _check(self, seq: ScheduledSeq, history: list[int]) -> None:
+        assert len(history) >= seq.start, "tokens were skipped"
+        for position, page, slot, content in self._slots(seq.block_ids, history, 0, seq.start):
+            assert page[slot] == content, f"foreign KV at position {position}"
 
-    def _write(self, block_ids: tuple[int, ...], position: int, history: list[int]) -> None:
-        page, offset = self._slot(block_ids, position)
-        lineage = _lineage(history, position)
-        page[offset] = (position, lineage)
-        self._tokens_of[lineage] = history[: position + 1]
+    def _write(self, seq: ScheduledSeq, history: list[int]) -> None:
+        for _, page, slot, content in self._slots(seq.block_ids, history, seq.start, seq.end):
+            page[slot] = content
 
+    def _slots(
+        self, block_ids: tuple[int, ...], history: list[int], start: int, end: int
+    ) -> Iterator[tuple[int, Page, int, tuple[int, int, int]]]:
+        """Position, page, slot and right content, in every layer."""
+        lineages = self._lineages_of(history[:end])
+        for position in range(start, end):
+            block, slot = divmod(position, self.block_size)
+            for layer in range(LAYERS):
+                content = (layer, position, lineages[position])
+                yield position, self.pages[block_ids[block]], layer * self.block_size + slot, content
 
-def _lineage(history: list[int], position: int) -> str:
-    return digest_of(repr(history[: position + 1]).encode())
+    def _lineages_of(self, tokens: list[int]) -> list[int]:
+        lineages: list[int] = []
+        lineage = -1
+        for token in tokens:
+            step = (lineage, token)
+            lineage = self._lineages.setdefault(step, len(self._made_of))
+            if lineage == len(self._made_of):
+                self._made_of.append(step)
+            lineages.append(lineage)
+        return lineages
 
 
 @dataclass
@@ -198,14 +223,14 @@ class FakeEngine:
         self.frames.append(frame)
         for delta in frame.deltas:
             assert delta.request_id not in self.last, "a delta after the last one"
-            if delta.index == 0:
+            if delta.choice == 0:
                 self.answers[delta.request_id] += delta.token_ids
-            choice = (delta.request_id, delta.index)
+            choice = (delta.request_id, delta.choice)
             assert choice not in self.ends, "a delta after the end of a choice"
             if delta.finish_reason is not None:
                 self.ends[choice] = delta
-            self.choices.setdefault(delta.request_id, {}).setdefault(delta.index, []).extend(delta.token_ids)
-            if delta.cached_tokens is not None and delta.index == 0:
+            self.choices.setdefault(delta.request_id, {}).setdefault(delta.choice, []).extend(delta.token_ids)
+            if delta.cached_tokens is not None and delta.choice == 0:
                 assert delta.request_id not in self.cached, "cached_tokens was told twice"
                 self.cached[delta.request_id] = delta.cached_tokens
             if delta.last:

@@ -232,5 +232,5 @@ RULES = {
     "unpin": Rule(2, _unpin),
     "expire": Rule(2, _expire),
     "drop_pins": Rule(1, _drop_pins),
-    "reset": Rule(2, _reset),
+    "reset": Rule(3, _reset),
 }

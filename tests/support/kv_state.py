@@ -115,7 +115,7 @@ class KvState:
         pages = list(self.pages)
         for source, target in self.pending:
             pages[target] = pages[source]
-        self._check_histories(pages)
+        self.check_histories(pages)
         self.manager.check_invariants()
         self._check_accounts()
         self._check_cache(pages)
@@ -123,6 +123,19 @@ class KvState:
             self.assert_found(row.salt, row.tokens[: row.committed * BLOCK_SIZE])
         for pin in self.pins.values():
             self.assert_found(pin.salt, pin.tokens)
+
+    def check_histories(self, pages: Sequence[Page]) -> None:
+        """Every live row finds its whole history in its blocks, in every layer."""
+        for row in self.rows.values():
+            blocks = self.manager.get_block_ids(row.name)
+            assert len(blocks) >= blocks_for(max(row.computed, row.reserved)), "slots are missing"
+            for number, slots in self.spans(row):
+                first, page = number * BLOCK_SIZE, pages[blocks[number]]
+                for prints, layer in zip(row.prints, page, strict=True):
+                    found = layer[:slots]
+                    assert found == prints[first : first + slots], (
+                        f"row {row.name} has foreign KV in block {blocks[number]}: {found}"
+                    )
 
     def accounts(self) -> Accounts:
         blocks = range(self.pool.num_blocks)
@@ -159,18 +172,6 @@ class KvState:
         numbers = range(blocks_for(row.computed))
         return [(number, min(BLOCK_SIZE, row.computed - number * BLOCK_SIZE)) for number in numbers]
 
-    def _check_histories(self, pages: Sequence[Page]) -> None:
-        for row in self.rows.values():
-            blocks = self.manager.get_block_ids(row.name)
-            assert len(blocks) >= blocks_for(max(row.computed, row.reserved)), "slots are missing"
-            for number, slots in self.spans(row):
-                first, page = number * BLOCK_SIZE, pages[blocks[number]]
-                for prints, layer in zip(row.prints, page, strict=True):
-                    found = layer[:slots]
-                    assert found == prints[first : first + slots], (
-                        f"row {row.name} has foreign KV in block {blocks[number]}: {found}"
-                    )
-
     def _check_accounts(self) -> None:
         holders, now = self.holders(), self.accounts()
         assert now.refs == [holders[block] for block in range(len(now.refs))], "a ref count is not its holders"
@@ -186,6 +187,7 @@ class KvState:
         self.content.update(pages, {block: self.cache.claimed_slots(block) for block in cached})
         for event in events:
             self._replayed.apply(event)
+            self.stats[event.kind] += len(event.chunk_hashes) or 1
         present = self.cache.present_chunks
         assert self._replayed.present == present, "the events do not add up to what the cache says"
         assert self.content.chunks() == present, "the pages do not hold what the cache says"

@@ -77,7 +77,7 @@ class KvWorld(KvState):
         for row, end in ready:
             self.manager.check_writable(row.name, row.computed, end)
         self._carry_out_copies()
-        self.check()
+        self.check_histories(self.pages)
         for row, end in ready:
             self._write(row, end)
         for row, end in ready:

@@ -81,7 +81,7 @@ def generate(model: Any, prompt: list[int], width: int, eos: int | None, **optio
 def assert_equal(found: list[TokenDelta], expected: Found) -> None:
     assert [list(delta.token_ids) for delta in found] == [tokens for tokens, _ in expected]
     assert [delta.score for delta in found] == pytest.approx([score for _, score in expected], rel=0, abs=1e-4)
-    assert [delta.index for delta in found] == list(range(len(expected)))
+    assert [delta.choice for delta in found] == list(range(len(expected)))
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -115,7 +115,7 @@ def test_samples_equal_those_of_single_requests(tiny_model_dir: Callable[[str], 
     together = run(engine, "n", PROMPT, n=3, seed=5, ignore_eos=True)
     for index in range(3):
         alone = run(engine, f"one{index}", PROMPT, seed=5 + index, ignore_eos=True)
-        tokens = [token for delta in together if delta.index == index for token in delta.token_ids]
+        tokens = [token for delta in together if delta.choice == index for token in delta.token_ids]
         assert tokens == [token for delta in alone for token in delta.token_ids]
 
 

@@ -116,7 +116,9 @@ class BlockManager:
             self._ledger.unlock([hit.tail_block])
         cached = len(hit.blocks) * self._block_size + hit.tail_tokens
         root = root_hash(self._scheme.with_salt(salt))
-        self._tables[seq_id] = BlockTable(self._namespace(salt), root, hit.blocks + fresh, cached, len(hit.blocks))
+        table = BlockTable(self._namespace(salt), root, hit.blocks + fresh, cached, len(hit.blocks))
+        table.room = len(table.blocks) * self._block_size
+        self._tables[seq_id] = table
         return cached
 
     def append_token(self, seq_id: str, num_tokens: int) -> bool:
@@ -125,6 +127,8 @@ class BlockManager:
         False, without side effects, when no block can be had.
         """
         table = self._tables[seq_id]
+        if num_tokens <= table.room:
+            return True
         index = table.num_computed // self._block_size
         split = index < len(table.blocks) and not self._writable(table.blocks[index], table.num_computed)
         wanted = max(self._blocks_for(num_tokens) - len(table.blocks), 0) + split
@@ -137,6 +141,7 @@ class BlockManager:
             table.blocks[index] = own
             self._ledger.release(seq_id, [shared])
         table.blocks += fresh
+        table.room = len(table.blocks) * self._block_size
         return True
 
     def fork(self, parent_id: str, child_id: str, num_tokens: int | None = None) -> None:

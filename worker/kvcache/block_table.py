@@ -2,7 +2,8 @@
 
 Owns: the ids in position order, and the chunk hashes of the committed tokens.
 Does not: count references (BlockPool) or decide who may write (BlockManager).
-Invariants: committed blocks <= whole computed blocks; a chunk hash depends only on the tokens up to its chunk's end.
+Invariants: committed blocks <= whole computed blocks; only a fork takes `room` away; a chunk hash depends only on the
+tokens up to its chunk's end.
 """
 
 from __future__ import annotations
@@ -23,9 +24,11 @@ class BlockTable:
     committed_blocks: int
     chunk_hashes: list[ChunkHash] = field(default_factory=list)
     tokens: Sequence[int] = ()  # as last committed: at least `num_computed` of them
+    room: int = 0  # tokens up to which the slots behind `num_computed` are known to be this sequence's alone
 
     def fork(self, count: int, block_size: int, chunk_tokens: int) -> BlockTable:
         """The table of a sequence that goes on behind the first `count` computed tokens, in the same blocks."""
+        self.room = 0
         return BlockTable(
             namespace=self.namespace,
             root=self.root,

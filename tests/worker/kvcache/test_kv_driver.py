@@ -42,7 +42,8 @@ def test_a_long_life_keeps_every_promise(cache: str, seed: int, capsys: pytest.C
         told = ", ".join(f"{stats[name]} {name}" for name in TOLD)
         with capsys.disabled():
             print(f"\n{cache} seed {seed}: {STEPS} steps, {told}", end=" ")
-    assert all(stats[name] for name in TOLD), f"the drive is too tame: {stats}"
+    rare = () if LONG else ("pins", "hits")
+    assert all(stats[name] for name in TOLD if name not in rare), f"the drive is too tame: {stats}"
 
 
 @pytest.mark.parametrize("cache", ["whole", "off"])

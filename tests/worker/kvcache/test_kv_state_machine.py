@@ -34,4 +34,4 @@ for _name, _rule in kv_rules.RULES.items():
     _add_rule(_name, _rule)
 
 TestKvMachine = KvMachine.TestCase
-TestKvMachine.settings = settings(stateful_step_count=100, max_examples=25)
+TestKvMachine.settings = settings(stateful_step_count=100, max_examples=40)
