@@ -21,7 +21,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
 
 from cluster.core.events import CacheEvent
 from cluster.core.hashing import RouteScheme, root_hash
@@ -30,15 +29,6 @@ from worker.kvcache.block_ledger import BlockCopy, BlockLedger
 from worker.kvcache.block_pool import BlockCounts, BlockPool
 from worker.kvcache.block_table import BlockTable
 from worker.kvcache.prefix_cache import CacheNamespace, PrefixCache, PrefixHit
-
-_SMALL_POOL = 512  # blocks; a cache over so few is checked in one go
-
-
-@runtime_checkable
-class _Audited(Protocol):
-    """A prefix cache that can be checked in pieces."""
-
-    def audit(self) -> Iterator[None]: ...
 
 
 @dataclass(slots=True, eq=False)
@@ -246,10 +236,8 @@ class BlockManager:
         see a lost reference or a list that is too short.
         """
         yield from self._pool.audit(self._held())
-        if isinstance(self._cache, _Audited):
+        if self._cache is not None:
             yield from self._cache.audit()
-        elif self._cache is not None and self._pool.num_blocks <= _SMALL_POOL:
-            self._cache.check_invariants()
 
     def check_writable(self, seq_id: str, start: int, end: int) -> None:
         """AssertionError when a block that positions [start, end) fall into may not be written by this sequence."""
@@ -285,9 +273,8 @@ class BlockManager:
 
     def _insert(self, cache: PrefixCache, seq_id: str, full: int) -> None:
         table = self._tables[seq_id]
-        tokens = table.tokens[: full * self._block_size]
-        table.hash_chunks(len(tokens), self._scheme.chunk_tokens)
-        kept = cache.insert(table.namespace, tokens, table.blocks[:full], table.chunk_hashes)
+        table.hash_chunks(full * self._block_size, self._scheme.chunk_tokens)
+        kept = cache.insert(table.namespace, table.tokens, table.blocks[:full], table.chunk_hashes)
         self._ledger.note_evictions(seq_id)
         table.committed_blocks = full
         if kept == table.blocks[:full]:

@@ -36,6 +36,8 @@ from worker.kvcache.block_pool import BlockPool
 from worker.kvcache.prefix_cache import CacheNamespace, PrefixHit
 from worker.kvcache.radix_node import pack
 
+_AUDIT_PIECE = 128  # chunks
+
 
 @dataclass(slots=True, eq=False)
 class _Chunk:
@@ -157,22 +159,34 @@ class ChunkHashCache:
         return events
 
     def check_invariants(self) -> None:
+        for _ in self.audit():
+            pass
+
+    def audit(self) -> Iterator[None]:
         assert all(table.chunks for table in self._tables.values()), "an empty table"
         chunks = list(self._chunks())
         children = Counter(id(chunk.parent) for chunk in chunks if chunk.parent is not None)
-        for chunk in chunks:
-            parent_end = 0 if chunk.parent is None else chunk.parent.end
-            assert chunk.end == parent_end + self._chunk_tokens, "a chunk is not where its parent ends"
-            assert len(chunk.packed) == 4 * self._chunk_tokens and len(chunk.blocks) == self._chunk_blocks
-            assert self._find(chunk.namespace, chunk.key) is chunk, "an entry under the wrong hash"
-            assert chunk.parent is None or self._find(chunk.namespace, chunk.parent.key) is chunk.parent, "an orphan"
-            assert chunk.num_children == children[id(chunk)], "miscounted children"
-            assert self._chunk_by_last.get(chunk.blocks[-1]) is chunk, "a block ends two chunks, or none"
+        entries: Counter[int] = Counter()
+        for number, chunk in enumerate(chunks, start=1):
+            self._check_chunk(chunk, children[id(chunk)])
+            entries.update(chunk.blocks)
+            if number % _AUDIT_PIECE == 0:
+                yield
         assert len(self._chunk_by_last) == len(chunks), "stale last blocks"
-        entries = Counter(block_id for chunk in chunks for block_id in chunk.blocks)
         for block_id in range(self._pool.num_blocks):
             assert self._entries_of[block_id] == entries[block_id], f"block {block_id} is miscounted"
             assert self._pool.is_cached(block_id) == (entries[block_id] > 0), f"cached flag of {block_id} is wrong"
+            if block_id % (4 * _AUDIT_PIECE) == 0:
+                yield
+
+    def _check_chunk(self, chunk: _Chunk, num_children: int) -> None:
+        parent_end = 0 if chunk.parent is None else chunk.parent.end
+        assert chunk.end == parent_end + self._chunk_tokens, "a chunk is not where its parent ends"
+        assert len(chunk.packed) == 4 * self._chunk_tokens and len(chunk.blocks) == self._chunk_blocks
+        assert self._find(chunk.namespace, chunk.key) is chunk, "an entry under the wrong hash"
+        assert chunk.parent is None or self._find(chunk.namespace, chunk.parent.key) is chunk.parent, "an orphan"
+        assert chunk.num_children == num_children, "miscounted children"
+        assert self._chunk_by_last.get(chunk.blocks[-1]) is chunk, "a block ends two chunks, or none"
 
     def _chunks(self) -> Iterator[_Chunk]:
         for table in self._tables.values():

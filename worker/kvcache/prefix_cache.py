@@ -8,7 +8,7 @@ never crosses namespaces; events are in the order in which the content changed.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple, Protocol
 
 from cluster.core.events import CacheEvent
@@ -82,3 +82,6 @@ class PrefixCache(Protocol):
 
     def check_invariants(self) -> None:
         """Walk everything; AssertionError names what is wrong."""
+
+    def audit(self) -> Iterator[None]:
+        """`check_invariants` in pieces of well under a millisecond. Nothing may change until it ends."""

@@ -39,6 +39,8 @@ from worker.kvcache.block_pool import BlockPool
 from worker.kvcache.prefix_cache import CacheNamespace, PrefixHit
 from worker.kvcache.radix_node import TOKEN_BYTES, RadixNode, common_tokens, pack
 
+_AUDIT_PIECE = 512  # blocks and children
+
 
 class RadixTree:
     """The default PrefixCache. `chunk_blocks` is the number of blocks of a chunk; `partial` finds parts of blocks."""
@@ -170,24 +172,40 @@ class RadixTree:
             yield node
 
     def check_invariants(self) -> None:
+        for _ in self.audit():
+            pass
+
+    def audit(self) -> Iterator[None]:
+        """`check_invariants` in pieces. Nothing may change until it ends."""
         seen: set[int] = set()
-        num_nodes = 0
+        num_nodes = looked_at = 0
         for node in self.nodes():
-            node.check(is_root=node.parent is None)
-            refs = [self._pool.ref_count(b) for b in node.blocks]
-            assert refs == sorted(refs, reverse=True), f"a block is held without its ancestors: {refs}"
-            assert not seen & set(node.blocks), "a block is in two places of the tree"
+            self._check_node(node)
+            assert seen.isdisjoint(node.blocks), "a block is in two places of the tree"
             seen.update(node.blocks)
-            if node.blocks:
-                num_nodes += 1
-                assert self._node_by_tail.get(node.blocks[-1]) is node, "the tail index lost a node"
-                assert node.children or refs[-1] or node.queued, "an idle leaf is not queued for eviction"
-            else:
-                assert node.children, "an empty root"
-        cached = {b for b in range(self._pool.num_blocks) if self._pool.is_cached(b)}
-        assert cached == seen, f"cached flags differ from the tree: {sorted(cached ^ seen)[:5]}"
-        assert set(self._chunk_by_block) <= seen, "a chunk outlived its last block"
+            num_nodes += bool(node.blocks)
+            looked_at += len(node.blocks) + len(node.children) + 1
+            if looked_at >= _AUDIT_PIECE:
+                looked_at = 0
+                yield
+        for start in range(0, self._pool.num_blocks, _AUDIT_PIECE):
+            piece = range(start, min(start + _AUDIT_PIECE, self._pool.num_blocks))
+            wrong = [b for b in piece if self._pool.is_cached(b) != (b in seen)]
+            assert not wrong, f"cached flags differ from the tree: {wrong[:5]}"
+            if piece.stop < self._pool.num_blocks:
+                yield
+        assert self._chunk_by_block.keys() <= seen, "a chunk outlived its last block"
         assert len(self._node_by_tail) == num_nodes, "stale tails"
+
+    def _check_node(self, node: RadixNode) -> None:
+        node.check(is_root=node.parent is None)
+        refs = [self._pool.ref_count(b) for b in node.blocks]
+        assert refs == sorted(refs, reverse=True), f"a block is held without its ancestors: {refs}"
+        if node.blocks:
+            assert self._node_by_tail.get(node.blocks[-1]) is node, "the tail index lost a node"
+            assert node.children or refs[-1] or node.queued, "an idle leaf is not queued for eviction"
+        else:
+            assert node.children, "an empty root"
 
     def _walk(self, root: RadixNode, packed: bytes) -> Iterator[tuple[RadixNode, int]]:
         """Nodes along `packed`, each with the number of its blocks that match; only the last may match in part."""
