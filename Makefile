@@ -7,7 +7,7 @@ STAMP := $(VENV)/.installed
 # Tests of modules without ray, torch, redis, grpc and processes.
 PURE_TESTS := tests/cluster/core tests/cluster/lab tests/worker/kvcache \
   $(addprefix tests/router/test_,scoring.py route_ledger.py routing_state.py) \
-  $(addprefix tests/worker/test_,scheduler.py sequence_group.py beam_search.py cache_scenarios.py engine_random.py \
+  $(addprefix tests/worker/test_,scheduler.py sequence_group.py beam_search.py cache_scenarios.py cache_reuse.py engine_random.py \
     engine_loop.py block_switches.py kv_sizing.py)
 
 .DEFAULT_GOAL := help

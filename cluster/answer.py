@@ -1,8 +1,8 @@
-"""AnswerStream: token deltas of one request turned into text, with the reason why it ended.
+"""AnswerStreams: token deltas of one request turned into text, with the reason why each choice ended.
 
 Owns: joining the detokeniser, the stop strings and the engine's own finish reason.
-Does not: cancel the engine's request after a stop string; whoever reads the deltas leaves the stream then.
-Invariants: exactly one piece has a finish_reason, and it is the last.
+Does not: cancel the engine's request after a stop string; whoever reads the deltas leaves the stream once `done`.
+Invariants: exactly one piece of a choice has a finish_reason, and it is the choice's last.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from cluster.core.request import FinishReason, TokenDelta
+from cluster.core.sampling import SamplingParams
 from cluster.text_stream import TextStream
 from cluster.tokenizer import Tokenizer
 
@@ -21,7 +22,29 @@ class AnswerPiece:
     finish_reason: FinishReason | None
 
 
-class AnswerStream:
+class AnswerStreams:
+    """One stream per choice of a request."""
+
+    def __init__(self, tokenizer: Tokenizer, sampling: SamplingParams) -> None:
+        self._open = {choice: _AnswerStream(tokenizer, sampling.stop) for choice in range(sampling.num_choices)}
+
+    @property
+    def done(self) -> bool:
+        """Every choice has ended."""
+        return not self._open
+
+    def feed(self, delta: TokenDelta) -> AnswerPiece | None:
+        """None: a stop string has ended this choice already, which the engine does not know."""
+        stream = self._open.get(delta.choice)
+        if stream is None:
+            return None
+        piece = stream.feed(delta)
+        if piece.finish_reason is not None:
+            del self._open[delta.choice]
+        return piece
+
+
+class _AnswerStream:
     """`stop`: strings that end the answer."""
 
     def __init__(self, tokenizer: Tokenizer, stop: tuple[str, ...]) -> None:

@@ -16,7 +16,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from cluster.answer import AnswerStream
+from cluster.answer import AnswerStreams
 from cluster.config import EngineConfig
 from cluster.core.errors import ReplicaLost
 from cluster.core.replica import ReplicaLoad
@@ -58,12 +58,12 @@ class OfflineEngine:
         """Stream the answer to a text or to token ids. Raises the typed errors of cluster.core.errors."""
         token_ids = self.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
         request = GenerationRequest(request_id=uuid.uuid4().hex, prompt_token_ids=tuple(token_ids), sampling=sampling)
-        answers = {index: AnswerStream(self.tokenizer, sampling.stop) for index in range(sampling.num_choices)}
+        answers = AnswerStreams(self.tokenizer, sampling)
         with closing(self._deltas(request)) as deltas:
             for delta in deltas:
-                if delta.choice not in answers:
-                    continue  # a stop string ended this choice, and the engine does not know
-                piece = answers[delta.choice].feed(delta)
+                piece = answers.feed(delta)
+                if piece is None:
+                    continue
                 yield OfflinePiece(
                     text=piece.text,
                     token_ids=piece.token_ids,
@@ -72,10 +72,8 @@ class OfflineEngine:
                     index=delta.choice,
                     score=delta.score,
                 )
-                if piece.finish_reason is not None:
-                    del answers[delta.choice]
-                    if not answers:
-                        return
+                if answers.done:
+                    return
 
     def close(self) -> None:
         self._port.close()

@@ -20,7 +20,7 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from cluster.answer import AnswerStream
+from cluster.answer import AnswerStreams
 from cluster.core.errors import DeadlineExceeded, InvalidRequest, ModelNotFound, Overloaded, ReplicaLost, RequestTooLong
 from cluster.core.hashing import RouteScheme, hash_prompt, root_hash
 from cluster.core.replica import WorkerId
@@ -183,16 +183,16 @@ class FrontDoor:
         self, prepared: _Prepared, deltas: AsyncIterator[tuple[WorkerId, TokenDelta]]
     ) -> AsyncGenerator[GenerationEvent, None]:
         request = prepared.request
-        answers = {index: AnswerStream(self._tokenizer, request.sampling.stop) for index in _choices(request)}
+        answers = AnswerStreams(self._tokenizer, request.sampling)
         completion, cached, first = 0, 0, True
         async for worker_id, delta in deltas:
             if first:
                 first = False
                 self._ledger.prefill_done(request.request_id)
             cached = delta.cached_tokens if delta.cached_tokens is not None else cached
-            if delta.choice not in answers:
-                continue  # a stop string ended this choice, and the engine does not know
-            piece = answers[delta.choice].feed(delta)
+            piece = answers.feed(delta)
+            if piece is None:
+                continue
             completion += len(piece.token_ids)
             yield GenerationEvent(
                 text=piece.text,
@@ -205,14 +205,8 @@ class FrontDoor:
                 index=delta.choice,
                 score=delta.score,
             )
-            if piece.finish_reason is not None:
-                del answers[delta.choice]
-                if not answers:
-                    return
-
-
-def _choices(request: GenerationRequest) -> range:
-    return range(request.sampling.num_choices)
+            if answers.done:
+                return
 
 
 async def _next_before(

@@ -66,7 +66,8 @@ class TokenDelta(NamedTuple):
     token_ids: new tokens, in order (may be empty on the last delta).
     cached_tokens: prompt tokens taken from the cache; set on the first delta of a choice, None later.
     finish_reason: set on a choice's last delta.  error: set instead when the request failed.
-    choice: which answer of the request (n, best_of, beams), from 0.  score: of a finished beam.  more: other choices of the request go on.
+    choice: which answer of the request (n, best_of, beams), from 0.  more: other choices of the request go on.
+    score: of a finished beam.
     """
 
     request_id: str

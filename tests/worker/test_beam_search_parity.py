@@ -142,16 +142,3 @@ def test_width_one_equals_greedy(driver: Driver) -> None:
         out = driver.model.generate(ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=14)
         (found,) = driver.search(params(1, set() if eos is None else {eos}, early=early))
         assert list(found.tokens) == out[0, len(driver.prompt) :].tolist()
-
-
-@pytest.mark.model
-def test_the_demo_model_equals_generate(demo_model_dir: Path) -> None:
-    tokenizer = transformers.AutoTokenizer.from_pretrained(demo_model_dir)
-    model = transformers.AutoModelForCausalLM.from_pretrained(demo_model_dir, dtype=torch.float32)
-    chat = [{"role": "user", "content": "What is the capital of France?"}]
-    prompt = tokenizer(tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True)).input_ids
-    wanted = params(4, {tokenizer.eos_token_id}, tokens=16)
-    driver = Driver(model, prompt)
-    found = driver.search(wanted)
-    assert_equal(found, driver.generate(wanted))
-    assert "Paris" in tokenizer.decode(found[0].tokens)
