@@ -29,6 +29,7 @@ from dataclasses import dataclass
 from cluster.core.hashing import RouteScheme, hash_prompt, root_hash
 from cluster.core.request import GenerationRequest
 from cluster.core.sampling import SamplingParams
+from worker.engine_loop import calm_garbage_collector
 from worker.kvcache.block_manager import BlockManager
 from worker.kvcache.block_pool import BlockPool
 from worker.kvcache.chunk_hash_cache import ChunkHashCache
@@ -198,7 +199,7 @@ def measure_step(kind: str, num_seqs: int, prompt_tokens: int, steps: int) -> fl
         pass
     manager.take_events()
     watch = Stopwatch()
-    gc.collect()
+    calm_garbage_collector()  # as in the engine's process
     for _ in range(steps):
         watch(step)
     assert step() and scheduler.num_preemptions == 0

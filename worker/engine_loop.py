@@ -9,6 +9,7 @@ a command waits at most for one piece of that check; one frame per round.
 
 from __future__ import annotations
 
+import gc
 import logging
 from collections.abc import Callable, Sequence
 from typing import Protocol
@@ -25,6 +26,17 @@ STATUS_INTERVAL_S = 10.0
 class CommandSource(Protocol):
     def drain(self, *, wait: bool) -> Sequence[EngineCommand] | None:
         """All commands that are there; with `wait`, at least one. None: the other side is gone."""
+
+
+def calm_garbage_collector() -> None:
+    """For a process whose one job is the loop: a step makes hundreds of short-lived objects and no cycles.
+
+    What is loaded is never looked at again, and the rest is looked at rarely; by default the collector walks every live
+    sequence several times a second, which costs as much as the bookkeeping itself (benchmarks/RESULTS.md).
+    """
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(50_000, 20, 100)
 
 
 def run_engine_loop(

@@ -19,7 +19,7 @@ from cluster.config import EngineConfig
 from cluster.core.errors import ConfigError, KvrayError
 from cluster.telemetry import configure_logging
 from worker.engine_factory import build_engine
-from worker.engine_loop import run_engine_loop
+from worker.engine_loop import calm_garbage_collector, run_engine_loop
 from worker.engine_wire import MessageSocket
 from worker.frame import EngineCommand, EngineFrame
 
@@ -59,6 +59,7 @@ def main(fd: int) -> int:
     def emit(frame: EngineFrame) -> None:
         messages.write(frame.to_wire())  # a closed socket shows in the next drain
 
+    calm_garbage_collector()
     try:
         run_engine_loop(engine, SocketCommands(messages), emit, time.monotonic)
     except Exception as error:

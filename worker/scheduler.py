@@ -106,11 +106,15 @@ class Scheduler:
         step = _Step(self._limits.token_budget)
         preempted_before = self.num_preemptions
         prefilling: list[Sequence] = []
+        tokens, has_room = step.tokens, self._manager.append_token
         for seq in self._running.copy():
-            if not seq.decoding:
+            count = len(seq.tokens)
+            if count - seq.num_computed != 1 or count == seq.num_prompt_tokens:
                 prefilling.append(seq)
-            elif step.left and seq.status is SequenceStatus.RUNNING and self._make_room(seq, step):
-                step.tokens[seq.seq_id] = 1
+                continue
+            decodes = step.left > 0 and seq.status is SequenceStatus.RUNNING
+            if decodes and (has_room(seq.seq_id, count) or self._make_room(seq, step)):
+                tokens[seq.seq_id] = 1
                 step.left -= 1
         for seq in prefilling:
             running = seq.status is SequenceStatus.RUNNING
@@ -173,6 +177,8 @@ class Scheduler:
         self._waiting.appendleft(victim)
 
     def _admit(self, step: _Step) -> None:
+        if not self._waiting:
+            return
         held: list[Sequence] = []
         seats = self._limits.max_num_seqs - sum(_seats(seq) for seq in self._running)
         while self._waiting and step.left > 0 and _seats(self._waiting[0]) <= seats:
@@ -256,8 +262,9 @@ class Scheduler:
         tokens, token = seq.tokens, result.token_id
         tokens.append(token)
         made = len(tokens) - seq.num_prompt_tokens
-        reason = self._end_reason(seq, token, made)
-        if reason is not None:
+        reason: FinishReason | None = None
+        if made >= seq.max_tokens or token in seq.stop_token_ids:
+            reason = self._end_reason(seq, token, made)
             self._finish(seq)
         return TokenDelta(seq.seq_id, (token,), seq.first_cached if made == 1 else None, reason)
 
