@@ -21,9 +21,11 @@ from worker.kvcache.radix_tree import RadixTree
 from worker.request_gate import SchedulerLimits
 from worker.runner import Runner
 from worker.scheduler import Scheduler
+from worker.sequence_group import Decode
 
 
-def assemble_engine(config: EngineConfig, runner: Runner, scheme: RouteScheme) -> Engine:
+def assemble_engine(config: EngineConfig, runner: Runner, scheme: RouteScheme, decode: Decode | None = None) -> Engine:
+    """`decode`: tokens to text; without it stop strings do not end beams within the search."""
     facts, cache = runner.facts, config.cache
     pool = BlockPool(facts.num_blocks)
     manager = BlockManager(
@@ -43,7 +45,7 @@ def assemble_engine(config: EngineConfig, runner: Runner, scheme: RouteScheme) -
         eos_token_ids=facts.eos_token_ids,
         strict_blocks=config.strict_blocks,
     )
-    return Engine(runner, manager, Scheduler(manager, limits), time.monotonic, config.check_invariants)
+    return Engine(runner, manager, Scheduler(manager, limits, decode), time.monotonic, config.check_invariants)
 
 
 def _prefix_cache(config: CacheConfig, pool: BlockPool, scheme: RouteScheme) -> PrefixCache | None:

@@ -21,6 +21,7 @@ from worker.runner import ModelFacts
 def build_engine(config: EngineConfig, model_dir: str) -> tuple[Engine, ModelFacts]:
     """ConfigError when the model cannot run here."""
     path = Path(model_dir)
-    scheme = route_scheme(path, Tokenizer.from_dir(path), config.cache.chunk_tokens)
+    tokenizer = Tokenizer.from_dir(path)
+    scheme = route_scheme(path, tokenizer, config.cache.chunk_tokens)
     runner = ModelRunner(config, path)
-    return assemble_engine(config, runner, scheme), runner.facts
+    return assemble_engine(config, runner, scheme, tokenizer.decode), runner.facts

@@ -25,7 +25,7 @@ from worker.kvcache.block_manager import BlockManager
 from worker.request_gate import RequestGate, SchedulerLimits
 from worker.runner import Sampled
 from worker.sequence import Sequence, SequenceStatus
-from worker.sequence_group import SequenceGroup
+from worker.sequence_group import Decode, SequenceGroup
 
 
 class _Step:
@@ -45,9 +45,10 @@ class _Step:
 
 
 class Scheduler:
-    """Single-threaded: called by the engine between steps."""
+    """Single-threaded: called by the engine between steps. `decode`: for stop strings within a beam search."""
 
-    def __init__(self, manager: BlockManager, limits: SchedulerLimits) -> None:
+    def __init__(self, manager: BlockManager, limits: SchedulerLimits, decode: Decode | None = None) -> None:
+        self._decode = decode
         self._manager = manager
         self._limits = limits
         self._gate = RequestGate(manager, limits)
@@ -81,7 +82,7 @@ class Scheduler:
         if request.request_id in self._by_id:
             raise InvalidRequest("request_id", f"request {request.request_id} is already running")
         if request.sampling.num_rows > 1 or request.sampling.beam_width:
-            seq = SequenceGroup(request, max_tokens, self._limits.eos_token_ids).leader
+            seq = SequenceGroup(request, max_tokens, self._limits.eos_token_ids, self._decode).leader
         else:
             seq = Sequence(request, max_tokens, self._limits.eos_token_ids)
         seq.expected_cached = self._manager.cached_prefix(request.prompt_token_ids, request.cache_salt)

@@ -16,6 +16,8 @@ number of tokens; blocks in use never exceed the prompt's + rows * (blocks behin
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
+from collections.abc import Sequence as Seq
 from dataclasses import replace
 
 from cluster.core.request import FinishReason, GenerationRequest, TokenDelta
@@ -23,13 +25,16 @@ from worker.beam_search import BeamParams, BeamSearch
 from worker.kvcache.block_manager import BlockManager
 from worker.sequence import Sequence, SequenceStatus
 
+Decode = Callable[[Seq[int]], str]
 _Answer = tuple[tuple[int, ...], FinishReason, float | None]  # tokens, why it ended, score
 
 
 class SequenceGroup:
-    """Created when the request is added."""
+    """Created when the request is added. `decode`: tokens to text, for stop strings within a beam search."""
 
-    def __init__(self, request: GenerationRequest, max_tokens: int, eos_token_ids: tuple[int, ...]) -> None:
+    def __init__(
+        self, request: GenerationRequest, max_tokens: int, eos_token_ids: tuple[int, ...], decode: Decode | None = None
+    ) -> None:
         self._request = request
         self._max_tokens = max_tokens
         self._eos = eos_token_ids
@@ -51,7 +56,8 @@ class SequenceGroup:
                     eos_token_ids=self.rows[0].stop_token_ids,
                     length_penalty=sampling.length_penalty,
                     early_stopping=sampling.early_stopping,
-                )
+                ),
+                _stop_finder(sampling.stop, decode),
             )
 
     @property
@@ -168,3 +174,10 @@ class SequenceGroup:
         row.num_computed = num_computed
         row.first_cached = self.leader.first_cached
         row.status = SequenceStatus.RUNNING
+
+
+def _stop_finder(stop: tuple[str, ...], decode: Decode | None) -> Callable[[tuple[int, ...]], bool] | None:
+    """Whether a text has come to a stop string. The front door cuts the text there; the search must know it ended."""
+    if not stop or decode is None:
+        return None
+    return lambda tokens: any(text in decode(tokens) for text in stop)

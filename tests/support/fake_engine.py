@@ -258,4 +258,6 @@ def make_fake_engine(num_blocks: int = 32, block_size: int = 4, **options: objec
     config = EngineConfig(cache=cache, check_invariants=True, strict_blocks=True, **options)
     runner = FingerprintRunner(num_blocks, block_size, max_model_len)
     scheme = RouteScheme(tokenizer_revision="t", model_revision="m", chunk_tokens=cache.chunk_tokens)
-    return FakeEngine(assemble_engine(config, runner, scheme), runner)
+    return FakeEngine(
+        assemble_engine(config, runner, scheme, lambda tokens: "".join(f"<{token}>" for token in tokens)), runner
+    )

@@ -127,5 +127,6 @@ def test_the_demo_model(demo_model_dir: Path) -> None:
     engine = build_engine(config, str(path))[0]
     model = transformers.AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
     prompt = [9906 + i for i in range(20)]
-    found = run(engine, "demo", prompt, beam_width=4, ignore_eos=True)
-    assert_equal(found, generate(model, prompt, 4, None))
+    for width in (2, 4, 8):
+        found = run(engine, "demo", prompt, beam_width=width, ignore_eos=True)
+        assert_equal(found, generate(model, prompt, width, None))

@@ -207,3 +207,18 @@ def test_without_max_tokens_rows_go_as_far_as_all_of_them_fit() -> None:
     fake.finish()
     assert {len(tokens) for tokens in fake.choices[request].values()} == {3 * 4}  # 12 blocks for 3 rows, one to spare
     settled(fake)
+
+
+def test_a_stop_string_ends_a_beam_within_the_search() -> None:
+    """What ended is a finished text: it takes no live row's place, and competes with its own length."""
+    fake = fakes.make_fake_engine(num_blocks=64)
+    free = fake.add(PROMPT, max_tokens=14, beam_width=4)
+    fake.finish()
+    token = fake.choices[free][0][5]  # the best text comes to it
+    stopped = fake.add(PROMPT, max_tokens=14, beam_width=4, stop=(f"<{token}>",))
+    fake.finish()
+    as_id = fake.add(PROMPT, max_tokens=14, beam_width=4, stop_token_ids=(token,))
+    fake.finish()
+    assert fake.choices[stopped] == fake.choices[as_id] != fake.choices[free]
+    assert any(tokens[-1] == token and len(tokens) < 14 for tokens in fake.choices[stopped].values())
+    settled(fake)
