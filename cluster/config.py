@@ -102,8 +102,8 @@ class ServeConfig(_Part):
     """Where the cluster listens and how many replicas it runs."""
 
     host: str = "127.0.0.1"
-    port: int = Field(8000, ge=0, le=65535)
-    grpc_port: int = Field(9000, ge=0, le=65535)
+    port: int = Field(8000, ge=1, le=65535)
+    grpc_port: int = Field(9000, ge=1, le=65535)
     replicas: int = Field(2, ge=1)
     name: str = "kvray"
     cpus_per_replica: float = Field(0.5, ge=0)

@@ -71,23 +71,28 @@ class LocalCluster:
         self._wait_ready(timeout_s)
 
     def stop(self) -> None:
-        if self._ray_started:
-            import ray
-            from ray import serve
+        try:
+            if self._ray_started:
+                self._stop_ray()
+        finally:
+            if self._redis is not None:
+                self._redis.stop()
+                self._redis = None
+            if self._scratch is not None:
+                shutil.rmtree(self._scratch, ignore_errors=True)
+                self._scratch = None
 
-            # Serve ends its controller by killing it, and Ray then prints that as a failure on stdout.
-            with contextlib.redirect_stdout(io.StringIO()):
-                try:
-                    serve.shutdown()
-                finally:
-                    ray.shutdown()
-                    self._ray_started = False
-        if self._redis is not None:
-            self._redis.stop()
-            self._redis = None
-        if self._scratch is not None:
-            shutil.rmtree(self._scratch, ignore_errors=True)
-            self._scratch = None
+    def _stop_ray(self) -> None:
+        import ray
+        from ray import serve
+
+        # Serve ends its controller by killing it, and Ray then prints that as a failure on stdout.
+        with contextlib.redirect_stdout(io.StringIO()):
+            try:
+                serve.shutdown()
+            finally:
+                ray.shutdown()
+                self._ray_started = False
 
     def replicas(self) -> list[ReplicaInfo]:
         """What the registered replicas say of themselves."""

@@ -149,7 +149,7 @@ class FrontDoor:
     async def _attempts(self, prepared: _Prepared) -> AsyncGenerator[tuple[WorkerId, TokenDelta], None]:
         """Deltas of the first attempt that yields any. Refused and lost attempts move on to another replica."""
         excluded: frozenset[WorkerId] = frozenset()
-        tokens_out, refusals = 0, 0
+        tokens_out, refusals, deaths = 0, 0, 0
         for attempt in range(MAX_ATTEMPTS):
             hint = RouteHint(
                 request_id=prepared.hint.request_id,
@@ -168,14 +168,15 @@ class FrontDoor:
             except (ReplicaLost, Overloaded) as error:
                 worker = error.details.get("worker_id")
                 if isinstance(error, ReplicaLost) and worker is not None and error.details.get("dead", True):
+                    deaths += 1
                     self._on_lost(worker)
                 if tokens_out:
                     raise ReplicaLost(
                         f"the replica was lost after {tokens_out} tokens; send the request again", tokens=tokens_out
                     ) from error
                 refusals += isinstance(error, Overloaded)
-                if attempt == MAX_ATTEMPTS - 1 or refusals > 1:
-                    raise
+                if attempt == MAX_ATTEMPTS - 1 or refusals > 1 or deaths > 1:
+                    raise  # a request that two engines died of shall not kill a third
                 if worker is not None:
                     excluded |= {worker}
 

@@ -33,6 +33,10 @@ _UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "min_p": (0, 0.0),
     "min_tokens": (0,),
     "bad_words": ([],),
+    "allowed_token_ids": (),
+    "add_special_tokens": (True,),
+    "prompt_embeds": (),
+    "logits_processors": ([],),
     "truncate_prompt_tokens": (),
     "include_stop_str_in_output": (False,),
     "skip_special_tokens": (True,),
@@ -120,8 +124,17 @@ class _Body(BaseModel):
 
     def _rows(self) -> dict[str, int]:
         """best_of and beam_width. vLLM's `use_beam_search` searches with best_of, or n, beams."""
+        if self.use_beam_search is False and self.beam_width:
+            raise InvalidRequest("beam_width", "beam_width needs use_beam_search: true, or no use_beam_search at all")
         if self.use_beam_search and self.beam_width is None:
-            return {"beam_width": self.best_of or self.n or 1}
+            field = "n" if self.best_of is None else "best_of"
+            width = self.n if self.best_of is None else self.best_of
+            width = 1 if width is None else width
+            if width < max(self.n or 1, 1):
+                raise InvalidRequest(field, f"{field} ({width}) must be at least n ({self.n or 1})")
+            return {"beam_width": width}
+        if self.use_beam_search and not self.beam_width:
+            raise InvalidRequest("beam_width", "beam_width must be at least 1 with use_beam_search")
         rows = {"best_of": self.best_of, "beam_width": self.beam_width}
         return {name: value for name, value in rows.items() if value is not None}
 

@@ -42,6 +42,7 @@ class LLMWorker:
     async def __init__(self, config: dict[str, Any]) -> None:  # type: ignore[misc]  # Serve awaits it
         configure_logging("worker")
         self._config = ClusterConfig.model_validate(config)
+        self._tasks: set[asyncio.Task[None]] = set()
         self._worker_id = WorkerId(serve.get_replica_context().replica_id.unique_id)
         model_dir = await asyncio.to_thread(resolve_model, self._config.engine.model)
         self._port = ProcessEnginePort(self._config.engine, str(model_dir))
@@ -57,7 +58,9 @@ class LLMWorker:
         )
         self._reporter.set_load(self._engine.load)
         await self._reporter.start()
-        self._tasks: set[asyncio.Task[None]] = set()
+        if not self._engine.alive:  # it died while we registered, when nobody could deregister yet
+            await self._reporter.close()
+            raise RuntimeError("the engine process is gone")
         logger.info("replica %s is ready", self._worker_id)
 
     async def generate(self, payload: bytes) -> AsyncIterator[bytes]:
@@ -105,5 +108,7 @@ class LLMWorker:
 
     def _on_exit(self, reason: str) -> None:
         logger.error("%s: this replica takes no more requests", reason)
+        if not hasattr(self, "_reporter"):
+            return  # not registered yet; the start finds the engine gone
         task = asyncio.get_running_loop().create_task(self._reporter.close())
         self._tasks.add(task)

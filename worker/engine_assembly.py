@@ -1,7 +1,7 @@
 """assemble_engine: an engine around any runner: pool, tree, manager and scheduler wired together.
 
 Owns: the wiring inside one engine.
-Does not: load models (engine_factory) or import torch, so that tests and the simulator assemble engines too.
+Does not: load models (engine_factory) or import torch, so that tests assemble engines too.
 Invariants: block count, block size and model length come from the runner's facts, so all parts agree.
 """
 

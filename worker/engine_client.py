@@ -64,7 +64,8 @@ class EngineClient:
                     raise delta.error
                 yield delta
         finally:
-            self._streams.pop(request.request_id, None)
+            if self._streams.get(request.request_id) is stream:
+                del self._streams[request.request_id]
             if not done:
                 with contextlib.suppress(ReplicaLost):  # a dead engine has nothing to cancel
                     self._port.send(EngineCommand(cancel=request.request_id))

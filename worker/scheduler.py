@@ -274,6 +274,8 @@ class Scheduler:
         row.tokens.append(result.token_id)
         row.logprob += result.logprob
         reason = self._end_reason(row, result.token_id, row.num_output_tokens)
+        if reason is not FinishReason.STOP and group.came_to_stop(row):
+            reason = FinishReason.STOP
         best: list[TokenDelta] = []
         if reason is not None:
             self._running.remove(row)

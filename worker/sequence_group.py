@@ -46,6 +46,7 @@ class SequenceGroup:
         self.leader = Sequence(
             request, max_tokens, (), group=self, tokens=request.prompt_token_ids[:-1], computes_only=True
         )
+        self._ends = _stop_finder(sampling.stop, decode)
         self.search: BeamSearch | None = None
         self.rows = [self._new_row(index) for index in range(1 if sampling.beam_width else self.num_rows)]
         if sampling.beam_width:
@@ -57,7 +58,7 @@ class SequenceGroup:
                     length_penalty=sampling.length_penalty,
                     early_stopping=sampling.early_stopping,
                 ),
-                _stop_finder(sampling.stop, decode),
+                self._ends,
             )
 
     @property
@@ -99,6 +100,10 @@ class SequenceGroup:
             seq.candidates = ()
             seq.status = SequenceStatus.WAITING
 
+    def came_to_stop(self, row: Sequence) -> bool:
+        """Whether a sample's newest token completed a stop string; it ends there, for best_of ranks what ended."""
+        return self._ends is not None and self._ends(tuple(row.tokens[row.num_prompt_tokens :]))
+
     def end_row(self, row: Sequence, reason: FinishReason, manager: BlockManager) -> list[TokenDelta]:
         """A sample is complete. With best_of, the answers come when the last one is."""
         manager.free(row.seq_id)
@@ -120,9 +125,10 @@ class SequenceGroup:
         moves = search.advance([row.candidates for row in self.rows])
         if search.done:
             found = search.results()[: self._request.sampling.num_choices]
-            nothing: list[_Answer] = [((), FinishReason.LENGTH, None)]  # only where the model gives no token a chance
             answers: list[_Answer] = [(r.tokens, r.finish_reason, r.score) for r in found]
-            return self._answers(answers or nothing)
+            missing = self._request.sampling.num_choices - len(found)  # only where no token had a chance
+            nothing: _Answer = ((), FinishReason.LENGTH, None)
+            return self._answers(answers + missing * [nothing])
         heirs: list[Sequence] = []
         for place, (parent, _) in enumerate(moves):
             first = all(parent != earlier for earlier, _ in moves[:place])
@@ -159,7 +165,7 @@ class SequenceGroup:
             self._eos,
             group=self,
             seq_id=f"{self._request.request_id}/{next(self._serials)}",
-            sampling=replace(sampling, seed=sampling.seed + index) if index else sampling,
+            sampling=replace(sampling, seed=_wrapped(sampling.seed + index)) if index else sampling,
             index=index,
         )
 
@@ -176,8 +182,22 @@ class SequenceGroup:
         row.status = SequenceStatus.RUNNING
 
 
+def _wrapped(seed: int) -> int:
+    """As a signed 64-bit number."""
+    return (seed + 2**63) % 2**64 - 2**63
+
+
 def _stop_finder(stop: tuple[str, ...], decode: Decode | None) -> Callable[[tuple[int, ...]], bool] | None:
-    """Whether a text has come to a stop string. The front door cuts the text there; the search must know it ended."""
+    """Whether the newest token of a text completed a stop string. The front door cuts the text there.
+
+    Only the end is decoded: a character is at most four tokens, so the last tokens hold every string that ends now.
+    """
     if not stop or decode is None:
         return None
-    return lambda tokens: any(text in decode(tokens) for text in stop)
+    reach = 4 * max(len(text) for text in stop) + 8
+
+    def found(tokens: tuple[int, ...]) -> bool:
+        end = decode(tokens[-reach:])
+        return any(text in end for text in stop)
+
+    return found

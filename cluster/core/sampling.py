@@ -76,7 +76,7 @@ class SamplingParams:
             if value is not None:
                 _integer(name, value, low=1, high=MAX_CHOICES)
         _integer("beam_width", self.beam_width, low=0, high=MAX_CHOICES)
-        _number("length_penalty", self.length_penalty, low=-100.0, high=100.0)
+        _number("length_penalty", self.length_penalty, low=-10.0, high=10.0)  # length ** it stays a float
         if not isinstance(self.early_stopping, bool) and self.early_stopping != "never":
             raise InvalidRequest("early_stopping", 'early_stopping must be true, false or "never"')
         if self.beam_width and self.best_of is not None:

@@ -47,7 +47,7 @@ def _key(chunk: ChunkHash) -> int:
 
 
 class MemoryIndex:
-    """The `ChunkIndex` of a router, a simulator and the tests."""
+    """The `ChunkIndex` of a router and of the tests."""
 
     def __init__(self) -> None:
         self._masks: tuple[dict[int, int], ...] = tuple({} for _ in range(_SHARDS))

@@ -108,8 +108,8 @@ OUT_OF_RANGE: list[tuple[type[Any], str, list[Any]]] = [
     (RouterConfig, "replicas", [0]),
     (RouterConfig, "default_prefill_tokens_per_s", [0]),
     (RouterConfig, "near_tie", [-0.1, 1.1]),
-    (ServeConfig, "port", [-1, 65536]),
-    (ServeConfig, "grpc_port", [-1, 65536]),
+    (ServeConfig, "port", [-1, 0, 65536]),
+    (ServeConfig, "grpc_port", [-1, 0, 65536]),
     (ServeConfig, "replicas", [0, -2]),
     (ServeConfig, "cpus_per_replica", [-1]),
     (ServeConfig, "drain_s", [-1]),
@@ -139,7 +139,7 @@ def test_a_config_survives_being_dumped_and_read() -> None:
             "engine": {"model": "a/b", "dtype": "float32", "threads": 2, "cache": {"kv_memory": "2GiB"}},
             "index": {"redis_url": "redis://host:1/2", "heartbeat_s": 0.25},
             "router": {"policy": "round_robin"},
-            "serve": {"port": 0, "replicas": 5},
+            "serve": {"port": 1, "replicas": 5},
             "served_model_name": "name",
         }
     )

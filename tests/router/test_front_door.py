@@ -181,13 +181,14 @@ async def test_a_replica_lost_before_the_first_token_is_replaced() -> None:
     assert world.live() == 0
 
 
-async def test_every_replica_lost_surfaces_after_three_attempts() -> None:
+async def test_two_lost_replicas_are_enough() -> None:
+    """It may be the request that kills them."""
     world = DoorWorld([Attempt(name, [lost(name)]) for name in "abc"])
     with pytest.raises(ReplicaLost) as caught:
         await run(world, call())
     assert caught.value.tokens == 0
-    assert world.lost == ["a", "b", "c"]
-    assert [hint.exclude for hint in world.hints] == [frozenset(), {"a"}, {"a", "b"}]
+    assert world.lost == ["a", "b"]
+    assert [hint.exclude for hint in world.hints] == [frozenset(), {"a"}]
     assert world.live() == 0
 
 

@@ -222,3 +222,27 @@ def test_a_stop_string_ends_a_beam_within_the_search() -> None:
     assert fake.choices[stopped] == fake.choices[as_id] != fake.choices[free]
     assert any(tokens[-1] == token and len(tokens) < 14 for tokens in fake.choices[stopped].values())
     settled(fake)
+
+
+def test_a_stop_string_ends_a_sample_in_the_engine_and_best_of_ranks_what_ended() -> None:
+    fake = fakes.make_fake_engine(num_blocks=64)
+    drawn = [fakes.expected_sample(PROMPT, 10, 3 + i) for i in range(4)]
+    stop = f"<{drawn[1][2]}>"
+    ended = [tokens[: tokens.index(drawn[1][2]) + 1] if drawn[1][2] in tokens else tokens for tokens in drawn]
+    samples = fake.add(PROMPT, max_tokens=10, n=4, seed=3, stop=(stop,))
+    best = fake.add(PROMPT, max_tokens=10, n=4, best_of=4, seed=3, stop=(stop,))
+    ranked = fake.add(PROMPT, max_tokens=10, n=2, best_of=4, seed=3, stop=(stop,))
+    fake.finish()
+    assert fake.choices[samples] == fake.choices[best] == dict(enumerate(ended))
+    assert fake.ends[samples, 1].finish_reason is FinishReason.STOP
+    mean = [sum(-(token % 7) / 7 for token in tokens) / len(tokens) for tokens in ended]
+    order = sorted(range(4), key=lambda i: (-mean[i], i))[:2]
+    assert fake.choices[ranked] == {place: ended[i] for place, i in enumerate(order)}
+    settled(fake)
+
+
+def test_the_last_seed_wraps_around() -> None:
+    fake = fakes.make_fake_engine()
+    request = fake.add(PROMPT, max_tokens=3, n=2, seed=2**63 - 1)
+    fake.finish()
+    assert fake.choices[request][1] == fakes.expected_sample(PROMPT, 3, -(2**63))

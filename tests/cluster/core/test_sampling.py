@@ -33,7 +33,7 @@ WRONG: dict[str, list[Any]] = {
     "n": [0, -1, 129, 1.0, "2", True],
     "best_of": [0, -1, 129, 1.0, "2", True],
     "beam_width": [-1, 129, 1.0, "2", None, True],
-    "length_penalty": [-101, 101, NAN, INF, "1", None, True],
+    "length_penalty": [-10.5, 80, NAN, INF, "1", None, True],
     "early_stopping": [1, 0, "always", "", None],
 }
 EDGES: dict[str, list[Any]] = {
@@ -48,7 +48,7 @@ EDGES: dict[str, list[Any]] = {
     "n": [None, 1],
     "best_of": [None, 1, 128],
     "beam_width": [0, 1, 128],
-    "length_penalty": [-100.0, 0, 1, 100.0],
+    "length_penalty": [-10.0, 0, 1, 10.0],
     "early_stopping": [True, False, "never"],
 }
 
