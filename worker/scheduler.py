@@ -79,6 +79,8 @@ class Scheduler:
         max_tokens = self._gate.max_tokens(request)
         if len(self._waiting) >= self._limits.max_queue:
             raise Overloaded(f"the queue is full ({self._limits.max_queue} requests)", retry_after_s=1.0)
+        if "/" in request.request_id:
+            raise InvalidRequest("request_id", "request_id must not contain / (rows of groups are named with it)")
         if request.request_id in self._by_id:
             raise InvalidRequest("request_id", f"request {request.request_id} is already running")
         if request.sampling.num_rows > 1 or request.sampling.beam_width:
@@ -154,6 +156,8 @@ class Scheduler:
     def _make_room(self, seq: Sequence, step: _Step) -> bool:
         """Slots for the newest tokens, preempting the newest sequences if needed. False: `seq` itself had to go."""
         while not self._manager.append_token(seq.seq_id, len(seq.tokens)):
+            if self._manager.drop_pins():
+                continue
             self._preempt(self._running[-1], step)
             if seq.status is not SequenceStatus.RUNNING:
                 return False
@@ -188,15 +192,15 @@ class Scheduler:
                 held.append(self._waiting.popleft())
                 continue
             started = self._start(seq)
-            if not started and not self._running and self._manager.drop_pins():
-                continue  # with nothing running only pins can be in the way
+            if not started and self._manager.drop_pins():
+                continue
             if not started:
                 break
             self._waiting.popleft()
             seats -= _seats(seq)
             for new in started:
                 self._running.append(new)
-                if step.left > 0:
+                if step.left > 0 and self._manager.append_token(new.seq_id, len(new.tokens)):
                     step.take(new)
         self._waiting.extendleft(reversed(held))
 
@@ -210,7 +214,9 @@ class Scheduler:
             self.query_tokens += seq.num_prompt_tokens if seq.preemptions == 0 else 0
             return list(group.rows)
         spare = 0 if group is None else group.spare_blocks(self._manager.block_size)
-        cached = self._manager.allocate(seq.seq_id, seq.tokens, request.cache_salt, spare_blocks=spare)
+        cached = self._manager.allocate(
+            seq.seq_id, seq.tokens, request.cache_salt, spare_blocks=spare, need_logits=not seq.computes_only
+        )
         if cached is None:
             return []
         seq.status, seq.num_computed = SequenceStatus.RUNNING, cached
@@ -218,7 +224,11 @@ class Scheduler:
             seq.first_cached = cached
             self.query_tokens += seq.num_prompt_tokens
             self.hit_tokens += cached
-        return [seq]
+        if group is None or seq.num_uncomputed:
+            return [seq]
+        rows = group.spread(self._manager)  # the whole prompt was in the cache
+        self._by_id |= {row.seq_id: row for row in rows}
+        return list(rows)
 
     def _waits_for_a_prefix(self, seq: Sequence) -> bool:
         """A running sequence is computing at least a block of this one's beginning right now, and nobody has it yet.
@@ -328,5 +338,4 @@ class Scheduler:
 
 
 def _seats(seq: Sequence) -> int:
-    """Rows a sequence stands for: a leader for all that will fork from it."""
-    return seq.group.num_rows if seq.group is not None and seq.computes_only else 1
+    return 1 if seq.group is None else seq.group.seats_of(seq)

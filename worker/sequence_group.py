@@ -61,6 +61,13 @@ class SequenceGroup:
                 self._ends,
             )
 
+    def seats_of(self, seq: Sequence) -> int:
+        """How many of the running sequences `seq` stands for: all rows together stand for `num_rows`."""
+        if seq.computes_only:
+            return self.num_rows
+        grows = self.search is not None and seq is self.rows[0]  # a search has fewer rows now and then
+        return self.num_rows - len(self.rows) + 1 if grows else 1
+
     @property
     def num_candidates(self) -> int:
         """Next tokens wanted of every row: 0 when the rows sample."""
@@ -68,7 +75,8 @@ class SequenceGroup:
 
     def spare_blocks(self, block_size: int) -> int:
         """Blocks that the rows will take at once, beyond the leader's."""
-        start = self.leader.num_tokens // block_size
+        tokens = self.leader.num_tokens
+        start = tokens // block_size if len(self.rows) > 1 else -(-tokens // block_size)  # one row takes over its block
         return sum(-(-row.num_tokens // block_size) - start for row in self.rows)
 
     def spread(self, manager: BlockManager) -> list[Sequence]:
@@ -81,15 +89,18 @@ class SequenceGroup:
         return self.rows
 
     def allocate_rows(self, manager: BlockManager) -> bool:
-        """A prompt of one token has nothing to compute beforehand: each row gets its own. False: nothing changed."""
+        """A prompt of one token has nothing to compute beforehand: each row gets its own. False: no row has blocks."""
+        cached: list[int] = []
         for row in self.rows:
-            if manager.allocate(row.seq_id, row.tokens, self._request.cache_salt) is None:
+            hit = manager.allocate(row.seq_id, row.tokens, self._request.cache_salt)  # its own blocks, when resumed
+            if hit is None:
                 self.release(manager)
                 return False
-        for row in self.rows:
-            self._start(row, 0)
-        self.leader.first_cached = self.leader.first_cached or 0
+            cached.append(hit)
+        self.leader.first_cached = 0
         self.leader.status = SequenceStatus.FORKED
+        for row, hit in zip(self.rows, cached, strict=True):
+            self._start(row, hit)
         return True
 
     def release(self, manager: BlockManager) -> None:

@@ -2,7 +2,8 @@
 
 Owns: GenerationRequest, TokenDelta, FinishReason and their wire forms (plain dicts and lists).
 Does not: carry text; a worker sees token ids only.
-Invariants: prompt_token_ids is never empty; exactly one delta of a choice has a finish_reason; exactly one delta of a
+Invariants: prompt_token_ids is never empty; exactly one delta of a choice has a finish_reason (or the request's end was
+CANCELLED); exactly one delta of a
 request is its last, because it has an error, or a finish_reason and no choice that goes on.
 """
 
@@ -65,7 +66,8 @@ class TokenDelta(NamedTuple):
 
     token_ids: new tokens, in order (may be empty on the last delta).
     cached_tokens: prompt tokens taken from the cache; set on the first delta of a choice, None later.
-    finish_reason: set on a choice's last delta.  error: set instead when the request failed.
+    finish_reason: set on a choice's last delta; CANCELLED ends the request, whatever its choices.
+    error: set instead when the request failed.
     choice: which answer of the request (n, best_of, beams), from 0.  more: other choices of the request go on.
     score: of a finished beam.
     """

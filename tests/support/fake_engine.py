@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from cluster.config import CacheConfig, EngineConfig
 from cluster.core.hashing import RouteScheme, digest_of
-from cluster.core.request import GenerationRequest, TokenDelta
+from cluster.core.request import FinishReason, GenerationRequest, TokenDelta
 from cluster.core.sampling import SamplingParams
 from worker.batch import Batch, ScheduledSeq
 from worker.beam_search import BeamParams, BeamResult, BeamSearch
@@ -226,7 +226,8 @@ class FakeEngine:
             if delta.choice == 0:
                 self.answers[delta.request_id] += delta.token_ids
             choice = (delta.request_id, delta.choice)
-            assert choice not in self.ends, "a delta after the end of a choice"
+            cancelled = delta.finish_reason is FinishReason.CANCELLED
+            assert cancelled or choice not in self.ends, "a delta after the end of a choice"
             if delta.finish_reason is not None:
                 self.ends[choice] = delta
             self.choices.setdefault(delta.request_id, {}).setdefault(delta.choice, []).extend(delta.token_ids)

@@ -246,3 +246,59 @@ def test_the_last_seed_wraps_around() -> None:
     request = fake.add(PROMPT, max_tokens=3, n=2, seed=2**63 - 1)
     fake.finish()
     assert fake.choices[request][1] == fakes.expected_sample(PROMPT, 3, -(2**63))
+
+
+@pytest.mark.parametrize("cache", CACHES)
+@pytest.mark.parametrize("length", [25, 29, 30, 31])
+def test_one_beam_may_fill_the_whole_pool(length: int, cache: str) -> None:
+    """Its only row takes the leader's last block over; no spare one is needed."""
+    fake = fakes.make_fake_engine(num_blocks=8, prefix_cache=cache)
+    prompt = list(range(100, 100 + length))
+    request = fake.add(prompt, max_tokens=32 - length, beam_width=1)
+    fake.finish(limit=200)
+    assert len(fake.choices[request][0]) <= 32 - length
+    settled(fake, cached=cache == "radix")
+
+
+@pytest.mark.parametrize("num_blocks", [12, 14, 16])
+def test_a_one_token_prompt_resumes_from_its_rows_own_blocks(num_blocks: int) -> None:
+    fake = fakes.make_fake_engine(num_blocks=num_blocks)
+    older = fake.add(list(range(50, 54)), max_tokens=4 * num_blocks - 8)
+    fake.step()
+    request = fake.add([5], max_tokens=16, n=2, seed=4)
+    fake.finish()
+    assert fake.choices[request] == {i: fakes.expected_sample([5], 16, 4 + i) for i in range(2)}
+    assert fake.answers[older] == fakes.expected_answer(list(range(50, 54)), 4 * num_blocks - 8)
+    assert fake.cached[request] == 0
+    settled(fake)
+
+
+def test_a_search_keeps_the_seats_of_the_rows_it_will_have() -> None:
+    fake = fakes.make_fake_engine(num_blocks=64, max_num_seqs=4)
+    fake.add(PROMPT, max_tokens=12, beam_width=4)
+    for number in range(6):
+        fake.add([number, number, number], max_tokens=6)
+    while fake.engine.has_work:
+        assert fake.step().load.running <= 4
+
+
+def test_a_request_id_cannot_be_mistaken_for_a_row() -> None:
+    fake = fakes.make_fake_engine()
+    fake.engine.execute([fake.command("a/0", PROMPT)])
+    (delta,) = fake.engine.step().deltas
+    assert isinstance(delta.error, InvalidRequest) and delta.error.field == "request_id"
+
+
+@pytest.mark.parametrize(("cache", "cached"), [("radix", 16), ("chunk", 16), ("off", 0)])
+def test_a_prompt_in_the_cache_is_not_computed_again_for_its_rows(cache: str, cached: int) -> None:
+    fake = fakes.make_fake_engine(prefix_cache=cache)
+    prompt = list(range(17))
+    fake.add(prompt, max_tokens=1)
+    fake.finish()
+    before = fake.runner.computed_tokens
+    request = fake.add(prompt, max_tokens=1, n=3, seed=2)
+    fake.finish()
+    assert fake.cached[request] == cached
+    assert fake.runner.computed_tokens - before == 16 - cached + 3
+    assert fake.choices[request] == {i: fakes.expected_sample(prompt, 1, 2 + i) for i in range(3)}
+    settled(fake, cached=cache != "off")

@@ -82,15 +82,16 @@ class BlockManager:
         hit = self._match(tokens, salt, touch=False)
         return len(hit.blocks) * self._block_size + hit.tail_tokens
 
-    def allocate(self, seq_id: str, tokens: Sequence[int], salt: str = "", *, spare_blocks: int = 0) -> int | None:
+    def allocate(
+        self, seq_id: str, tokens: Sequence[int], salt: str = "", *, spare_blocks: int = 0, need_logits: bool = True
+    ) -> int | None:
         """Reserve slots for all of `tokens`, sharing what the cache holds.
 
-        Returns the number of cached tokens (less than len(tokens): at least one token is always computed, because
-        its logits are needed), or None, without side effects, when memory is short. `spare_blocks`: refuse unless so
-        many blocks could still be taken afterwards.
+        Returns the number of cached tokens, or None, without side effects, when memory is short. `spare_blocks`: refuse
+        unless so many blocks could still be taken afterwards. `need_logits`: leave at least one token to compute.
         """
         assert seq_id not in self._tables, f"sequence {seq_id} is already allocated"
-        hit = self._match(tokens, salt, touch=True)
+        hit = self._match(tokens, salt, touch=True, whole=not need_logits)
         wanted = self._blocks_for(len(tokens)) - len(hit.blocks)
         self._ledger.lock(hit.blocks if hit.tail_block is None else [*hit.blocks, hit.tail_block])
         if hit.tail_block is not None and not self._ledger.fits(wanted, spare_blocks):
@@ -266,10 +267,11 @@ class BlockManager:
     def _namespace(self, salt: str) -> CacheNamespace:
         return CacheNamespace(self._kv_fingerprint, self._scheme.adapter, salt)
 
-    def _match(self, tokens: Sequence[int], salt: str, *, touch: bool) -> PrefixHit:
+    def _match(self, tokens: Sequence[int], salt: str, *, touch: bool, whole: bool = False) -> PrefixHit:
         if self._cache is None:
             return PrefixHit([])
-        return self._cache.match(self._namespace(salt), tokens[: len(tokens) - 1], touch=touch)
+        wanted = tokens if whole else tokens[: len(tokens) - 1]
+        return self._cache.match(self._namespace(salt), wanted, touch=touch)
 
     def _insert(self, cache: PrefixCache, seq_id: str, full: int) -> None:
         table = self._tables[seq_id]
