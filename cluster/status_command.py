@@ -7,7 +7,6 @@ Invariants: an unreachable cluster is one line and exit code 1.
 from __future__ import annotations
 
 import grpc
-from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
@@ -21,8 +20,8 @@ def run_status(address: str) -> int:
             reply = inference_pb2_grpc.CacheStub(channel).Status(inference_pb2.StatusRequest(), timeout=10)
         except grpc.RpcError as error:
             raise ReplicaLost(f"no cluster answers at {address}: {error.details()}") from None
-    table = Table(title=", ".join(reply.models), box=SIMPLE_HEAD, pad_edge=False)  # narrow: 80 columns are enough
-    for heading in ("replica", "free", "cached", "in use", "running", "waiting", "hits", "tokens out", "preempted"):
+    table = Table(title=", ".join(reply.models), box=None, padding=(0, 2, 0, 0), pad_edge=False)
+    for heading in ("replica", "free", "cached", "in use", "running", "waiting", "hits", "tokens", "preempted"):
         table.add_column(heading, justify="left" if heading == "replica" else "right", no_wrap=True)
     for row in reply.replicas:
         hit_rate = f"{100 * row.hit_tokens / row.query_tokens:.1f} %" if row.query_tokens else "-"
