@@ -68,7 +68,7 @@ def test_64_concurrent_requests_all_finish(cluster: Any) -> None:
 
     def one(number: int) -> pb.GenerateResponse:
         prompt = f"Request number {number} asks for a word about {number * number}."
-        return stub.GenerateOnce(request(prompt, 12), timeout=240)
+        return stub.GenerateOnce(request(prompt, 6), timeout=240)
 
     with ThreadPoolExecutor(64) as pool:
         replies = list(pool.map(one, range(64)))

@@ -15,7 +15,7 @@ from worker.model_runner import ModelRunner
 
 pytestmark = pytest.mark.model
 
-NEW_TOKENS = 24
+NEW_TOKENS = 10
 GREEDY = SamplingParams(temperature=0.0)
 QUESTIONS = [
     "What is the capital of France?",
