@@ -212,7 +212,7 @@ def chain() -> Callable[..., list[ChunkHash]]:
 
 @pytest.fixture
 def eventually() -> Callable[..., Awaitable[None]]:
-    async def wait(condition: Callable[[], bool], timeout_s: float = 5.0) -> None:
+    async def wait(condition: Callable[[], bool], timeout_s: float = 20.0) -> None:
         deadline = time.monotonic() + timeout_s
         while not condition():
             assert time.monotonic() < deadline, "what was waited for did not happen"
