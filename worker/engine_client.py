@@ -42,7 +42,10 @@ class EngineClient:
         self.load = ReplicaLoad()
 
     async def start(self) -> ModelFacts:
-        return await asyncio.to_thread(self._port.start, _LoopSink(self, self._loop))
+        facts = await asyncio.to_thread(self._port.start, _LoopSink(self, self._loop))
+        if not self.load.total_blocks:  # no frame yet: an engine that has done nothing has all its blocks
+            self.load = ReplicaLoad(free_blocks=facts.num_blocks, total_blocks=facts.num_blocks)
+        return facts
 
     @property
     def alive(self) -> bool:

@@ -274,3 +274,10 @@ async def test_over_a_real_engine_many_streams_get_the_answers_they_would_get_al
     answers = await asyncio.gather(*(answer(name) for name in prompts))
     assert answers == [fakes.expected_answer(prompt, 7) for prompt in prompts.values()]
     await client.close()
+
+
+async def test_before_its_first_step_an_engine_has_all_its_blocks() -> None:
+    """A replica registers with this load; a pool of 0 blocks would tell status readers nonsense."""
+    client = EngineClient(FakePort())
+    facts = await client.start()
+    assert (client.load.free_blocks, client.load.total_blocks) == (facts.num_blocks, facts.num_blocks)
