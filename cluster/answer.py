@@ -34,7 +34,7 @@ class AnswerStreams:
         return not self._open
 
     def feed(self, delta: TokenDelta) -> AnswerPiece | None:
-        """None: a stop string has ended this choice already, which the engine does not know."""
+        """None: this choice has ended already, at a stop string that the engine did not look for."""
         stream = self._open.get(delta.choice)
         if stream is None:
             return None

@@ -25,7 +25,7 @@ from worker.sequence_group import Decode
 
 
 def assemble_engine(config: EngineConfig, runner: Runner, scheme: RouteScheme, decode: Decode | None = None) -> Engine:
-    """`decode`: tokens to text; without it stop strings do not end beams within the search."""
+    """`decode`: tokens to text; without it stop strings do not end rows of groups in the engine."""
     facts, cache = runner.facts, config.cache
     pool = BlockPool(facts.num_blocks)
     manager = BlockManager(

@@ -45,7 +45,7 @@ class _Step:
 
 
 class Scheduler:
-    """Single-threaded: called by the engine between steps. `decode`: for stop strings within a beam search."""
+    """Single-threaded: called by the engine between steps. `decode`: for stop strings within groups."""
 
     def __init__(self, manager: BlockManager, limits: SchedulerLimits, decode: Decode | None = None) -> None:
         self._decode = decode
@@ -210,9 +210,8 @@ class Scheduler:
         if group is not None and not seq.tokens:
             if not group.allocate_rows(self._manager):
                 return []
-            self._by_id |= {row.seq_id: row for row in group.rows}
             self.query_tokens += seq.num_prompt_tokens if seq.preemptions == 0 else 0
-            return list(group.rows)
+            return self._register(group)
         spare = 0 if group is None else group.spare_blocks(self._manager.block_size)
         cached = self._manager.allocate(
             seq.seq_id, seq.tokens, request.cache_salt, spare_blocks=spare, need_logits=not seq.computes_only
@@ -226,9 +225,8 @@ class Scheduler:
             self.hit_tokens += cached
         if group is None or seq.num_uncomputed:
             return [seq]
-        rows = group.spread(self._manager)  # the whole prompt was in the cache
-        self._by_id |= {row.seq_id: row for row in rows}
-        return list(rows)
+        group.spread(self._manager)  # the whole prompt was in the cache
+        return self._register(group)
 
     def _waits_for_a_prefix(self, seq: Sequence) -> bool:
         """A running sequence is computing at least a block of this one's beginning right now, and nobody has it yet.
@@ -264,9 +262,13 @@ class Scheduler:
         """The leader's prompt is there: its rows run in its place."""
         assert leader.group is not None
         place = self._running.index(leader)
-        rows = leader.group.spread(self._manager)
-        self._running[place : place + 1] = rows
-        self._by_id |= {row.seq_id: row for row in rows}
+        leader.group.spread(self._manager)
+        self._running[place : place + 1] = self._register(leader.group)
+
+    def _register(self, group: SequenceGroup) -> list[Sequence]:
+        """The group's live rows can be found by their ids from here on."""
+        self._by_id |= {row.seq_id: row for row in group.rows}
+        return list(group.rows)
 
     def _append(self, seq: Sequence, result: Sampled) -> TokenDelta:
         """One more token of a request with one row, and perhaps its end."""
@@ -318,8 +320,7 @@ class Scheduler:
             group.release(self._manager)
             self._finish(group.leader)
         else:
-            self._running[place:place] = group.rows
-            self._by_id |= {row.seq_id: row for row in group.rows}
+            self._running[place:place] = self._register(group)
         return answers
 
     def _leave_running(self, group: SequenceGroup) -> None:

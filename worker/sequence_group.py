@@ -30,7 +30,7 @@ _Answer = tuple[tuple[int, ...], FinishReason, float | None]  # tokens, why it e
 
 
 class SequenceGroup:
-    """Created when the request is added. `decode`: tokens to text, for stop strings within a beam search."""
+    """Created when the request is added. `decode`: tokens to text, for stop strings that end a row."""
 
     def __init__(
         self, request: GenerationRequest, max_tokens: int, eos_token_ids: tuple[int, ...], decode: Decode | None = None
@@ -79,14 +79,13 @@ class SequenceGroup:
         start = tokens // block_size if len(self.rows) > 1 else -(-tokens // block_size)  # one row takes over its block
         return sum(-(-row.num_tokens // block_size) - start for row in self.rows)
 
-    def spread(self, manager: BlockManager) -> list[Sequence]:
+    def spread(self, manager: BlockManager) -> None:
         """The prompt is computed: the rows take over from the leader."""
         for row in self.rows:
             manager.fork(self.leader.seq_id, row.seq_id)
             self._start(row, self.leader.num_computed)
         manager.free(self.leader.seq_id)
         self.leader.status = SequenceStatus.FORKED
-        return self.rows
 
     def allocate_rows(self, manager: BlockManager) -> bool:
         """A prompt of one token has nothing to compute beforehand: each row gets its own. False: no row has blocks."""
