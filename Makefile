@@ -3,6 +3,7 @@ VENV ?= .venv
 PYTHON ?= python3
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+HAS_COMPILER := command -v $${CXX:-c++} >/dev/null
 
 # Tests of modules without ray, torch, redis, grpc and processes.
 PURE_TESTS := tests/cluster/core tests/cluster/lab tests/worker/kvcache \
@@ -11,7 +12,7 @@ PURE_TESTS := tests/cluster/core tests/cluster/lab tests/worker/kvcache \
     engine_loop.py block_switches.py kv_sizing.py)
 
 .DEFAULT_GOAL := help
-.PHONY: help install serve demo test test-unit test-long check format proto flash-check bench clean
+.PHONY: help install serve demo test test-unit test-long check format proto flash-check bench bench-serving clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
@@ -19,10 +20,11 @@ help:  ## list the targets
 install: $(STAMP)  ## create .venv and install kvray with its development tools
 
 # The editable install maps packages when it is made, so a new package installs again.
-$(STAMP): pyproject.toml constraints.txt CMakeLists.txt $(shell find cluster router worker -name __init__.py)
+$(STAMP): pyproject.toml constraints.txt CMakeLists.txt $(shell find cluster router worker -name __init__.py -o -path '*/csrc/*')
 	@echo "installing into $(VENV) (a few minutes the first time)"
+	@$(HAS_COMPILER) || echo "no C++ compiler: installing without the native CPU kernels, which makes CPUs many times slower"
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	@$(BIN)/python -m pip install -q --constraint constraints.txt --editable ".[dev]"
+	@$(HAS_COMPILER) || export KVRAY_PURE=1; $(BIN)/python -m pip install -q --constraint constraints.txt --editable ".[dev]"
 	@touch $(STAMP)
 
 serve: install  ## serve the demo model on this machine until Ctrl-C (options: ARGS="--replicas 1")
@@ -42,6 +44,9 @@ test-long: install  ## the long forms: all 64 tokens of the parity runs, many mo
 
 bench: install  ## micro benchmarks; results belong in benchmarks/RESULTS.md
 	$(BIN)/python benchmarks/bench_kvcache.py $(ARGS)
+
+bench-serving: install  ## kvray and its engine under five workloads (ARGS="--peer vllm=http://127.0.0.1:8101 --json FILE")
+	$(BIN)/kvray bench --serve --engine $(ARGS)
 
 check: install  ## lint, types, import rules, generated code
 	$(BIN)/ruff check .

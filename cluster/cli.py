@@ -1,6 +1,7 @@
 """The `kvray` command.
 
-Owns: option names and help, building a ClusterConfig from them, and exit codes (0 good, 1 failed, 2 wrong usage).
+Owns: option names and help, building a ClusterConfig from them, and exit codes (0 good, 1 failed, 2 cannot be done
+as asked: wrong options, or a model that cannot run here).
 Does not: do the work; each command hands over to one module, imported only when it runs.
 Invariants: a KvrayError ends the command with one line on stderr, never with a traceback.
 """
@@ -15,7 +16,7 @@ import typer
 from pydantic import ValidationError
 
 from cluster.config import ClusterConfig
-from cluster.core.errors import InvalidRequest, KvrayError
+from cluster.core.errors import ConfigError, InvalidRequest, KvrayError
 from cluster.core.sampling import SamplingParams
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False)
@@ -27,6 +28,7 @@ app.add_typer(lab, name="lab")
 Model = Annotated[str, typer.Option(help="demo, a Hugging Face id, or a local directory")]
 Dtype = Annotated[str, typer.Option(help="auto (as stored), float32, bfloat16 or float16")]
 Device = Annotated[str, typer.Option(help="auto, cpu or cuda")]
+AttentionBackend = Annotated[str, typer.Option(help="auto, cpu (native kernels) or reference (plain torch)")]
 KvMemory = Annotated[
     str | None, typer.Option(help="KV memory per replica, such as 2GiB (default: a share of what is free)")
 ]
@@ -59,6 +61,7 @@ def serve(  # noqa: PLR0913 - one parameter per option
     policy: Annotated[str, typer.Option(help="estimated_ttft, least_uncached or round_robin")] = "estimated_ttft",
     dtype: Dtype = "auto",
     device: Device = "auto",
+    attention_backend: AttentionBackend = "auto",
     kv_memory: KvMemory = None,
     max_model_len: MaxModelLen = None,
     max_num_seqs: MaxNumSeqs = 64,
@@ -102,6 +105,7 @@ def generate(  # noqa: PLR0913 - one parameter per option
     json: Annotated[bool, typer.Option("--json", help="print one JSON object instead of streaming text")] = False,
     dtype: Dtype = "auto",
     device: Device = "auto",
+    attention_backend: AttentionBackend = "auto",
     kv_memory: KvMemory = None,
     max_model_len: MaxModelLen = None,
     max_num_seqs: MaxNumSeqs = 64,
@@ -143,6 +147,54 @@ def status(
     _run(run_status, address)
 
 
+@app.command()
+def plan(
+    memory: Annotated[str, typer.Option(help="memory of the device, such as 24GB or 22.5GiB")],
+    model: Model = "demo",
+    dtype: Dtype = "auto",
+    block_size: BlockSize = 16,
+    max_model_len: MaxModelLen = None,
+    memory_share: Annotated[float, typer.Option(help="share of what the weights leave free that becomes KV")] = 0.25,
+    kv_memory: KvMemory = None,
+    json: Annotated[bool, typer.Option("--json", help="print one JSON object")] = False,
+) -> None:
+    """Show the memory account of a model without loading it: weights, KV, requests at once."""
+    chunks = min(max(block_size, 1), 1024)  # a plan has none; this suits every block size, also a wrong one
+    cache = {"block_size": block_size, "chunk_tokens": chunks, "memory_share": memory_share, "kv_memory": kv_memory}
+    config = _config(engine={"model": model, "dtype": dtype, "max_model_len": max_model_len, "cache": cache})
+    from cluster.plan_command import run_plan
+
+    _run(run_plan, config, memory, as_json=json)
+
+
+@app.command()
+def bench(  # noqa: PLR0913 - one parameter per option
+    peer: Annotated[list[str] | None, typer.Option(help="NAME=URL of an OpenAI-compatible server; repeatable")] = None,
+    pid: Annotated[list[str] | None, typer.Option(help="NAME=PID of that server, for noise and memory")] = None,
+    serve: Annotated[bool, typer.Option("--serve", help="start kvray with one replica as the peer kvray")] = False,
+    engine: Annotated[bool, typer.Option("--engine", help="add the engine alone, without HTTP")] = False,
+    workloads: Annotated[str, typer.Option(help="which ones, in order")] = "W1,W2,W2_off,W3,W4,W5",
+    reps: Annotated[int, typer.Option(min=1, help="repetitions of everything")] = 3,
+    time_limit: Annotated[float | None, typer.Option(min=0, help="seconds after which no run goes on")] = None,
+    background_load: Annotated[float | None, typer.Option(help="keep this share of all cores busy in each run")] = None,
+    max_noise: Annotated[float, typer.Option(help="drop runs when others took more than this share")] = 0.12,
+    quiet_wait: Annotated[float, typer.Option(min=0, help="seconds to wait for a quiet machine before a run")] = 25.0,
+    retries: Annotated[int, typer.Option(min=0, help="further tries of a noisy run")] = 1,
+    json: Annotated[Path | None, typer.Option(help="file for every record and the summary")] = None,
+    markdown: Annotated[Path | None, typer.Option(help="file for the tables")] = None,
+    png: Annotated[Path | None, typer.Option(help="file for a picture (needs matplotlib)")] = None,
+    model: Model = "demo",
+    dtype: Dtype = "auto",
+    kv_memory: KvMemory = "2GiB",
+    threads: Threads = 2,
+) -> None:
+    """Compare kvray, its engine alone and other servers: fixed workloads, interleaved, noisy runs dropped."""
+    given = dict(locals())
+    from cluster.bench.bench_command import run_bench
+
+    _run(run_bench, given)
+
+
 @lab.command()
 def blocks() -> None:
     """Draw block tables step by step: share, fork, copy-on-write, free, evict. Needs no model."""
@@ -177,6 +229,7 @@ _ENGINE_OPTIONS = (
     "model",
     "dtype",
     "device",
+    "attention_backend",
     "max_model_len",
     "max_num_seqs",
     "token_budget",
@@ -219,7 +272,7 @@ def _run(command: Any, *args: Any, **options: Any) -> None:
         code = command(*args, **options)
     except KvrayError as error:
         typer.echo(f"kvray: {error.message}", err=True)
-        raise typer.Exit(1) from None
+        raise typer.Exit(2 if isinstance(error, ConfigError) else 1) from None
     raise typer.Exit(code or 0)
 
 

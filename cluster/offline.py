@@ -54,10 +54,20 @@ class OfflineEngine:
         """Apply the model's chat template, then generate."""
         return self.generate(self.tokenizer.apply_chat_template(messages), sampling)
 
-    def generate(self, prompt: str | Sequence[int], sampling: SamplingParams) -> Iterator[OfflinePiece]:
-        """Stream the answer to a text or to token ids. Raises the typed errors of cluster.core.errors."""
+    def generate(
+        self, prompt: str | Sequence[int], sampling: SamplingParams, cache_salt: str = ""
+    ) -> Iterator[OfflinePiece]:
+        """Stream the answer to a text or to token ids. Raises the typed errors of cluster.core.errors.
+
+        Only requests of the same `cache_salt` share KV.
+        """
         token_ids = self.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
-        request = GenerationRequest(request_id=uuid.uuid4().hex, prompt_token_ids=tuple(token_ids), sampling=sampling)
+        request = GenerationRequest(
+            request_id=uuid.uuid4().hex,
+            prompt_token_ids=tuple(token_ids),
+            sampling=sampling,
+            cache_salt=cache_salt,
+        )
         answers = AnswerStreams(self.tokenizer, sampling)
         with closing(self._deltas(request)) as deltas:
             for delta in deltas:

@@ -19,6 +19,7 @@ TORCH_TESTS = tuple(
     TESTS / name
     for name in (
         "cluster/test_demo_model.py",
+        "cluster/test_model_errors.py",
         "cluster/test_offline.py",
         "integration",
         "worker/kernels",

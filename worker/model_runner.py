@@ -17,12 +17,11 @@ from cluster.config import EngineConfig
 from cluster.core.errors import ConfigError
 from worker import kv_sizing
 from worker.batch import Batch
-from worker.kernels import select_backend
-from worker.kernels.base import AttentionMetadata, SequenceSpan
-from worker.kvcache.kv_pool import LAYOUT, KvGeometry, KvPool
-from worker.models.attention_hook import PagedStep
+from worker.kvcache.kv_pool import KvGeometry, KvPool
+from worker.models.executor import RowSpan, StepRows
 from worker.models.fingerprint import kv_fingerprint, model_revision
-from worker.models.transformers_backend import TransformersModel, dtype_name
+from worker.models.loading import load_executor
+from worker.models.model_card import dtype_name
 from worker.runner import ModelFacts, Sampled
 from worker.sampler import Sampler
 
@@ -36,13 +35,8 @@ class ModelRunner:
     """The Runner for real models."""
 
     def __init__(self, config: EngineConfig, model_dir: Path) -> None:
-        if config.threads is not None:
-            torch.set_num_threads(config.threads)
         self._device = _device(config.device)
-        self._model = TransformersModel(
-            model_dir, dtype=config.dtype, device=self._device, free_bytes=free_bytes(self._device)
-        )
-        self._backend = select_backend(self._device.type)
+        self._model = load_executor(config, model_dir, self._device, free_bytes(self._device))
         self._sampler = Sampler()
         geometry = self._kv_geometry(config.cache.block_size)
         plan = self._plan(config, geometry)
@@ -60,14 +54,7 @@ class ModelRunner:
             return []
         for source, target in batch.copies:
             self.pool.copy_block(source, target)
-        token_ids = [token for seq in batch.seqs for token in seq.token_ids]
-        metadata, positions, rows = self._describe(batch)
-        logits = self._model.forward(
-            torch.tensor(token_ids, device=self._device),
-            positions.to(self._device),
-            torch.tensor(rows, dtype=torch.int64, device=self._device),
-            PagedStep(self.pool, self._backend, metadata),
-        )
+        logits = self._model.compute(_rows(batch), self.pool)
         sampled = [seq for seq in batch.seqs if seq.sample]
         if not sampled:
             return []
@@ -75,24 +62,6 @@ class ModelRunner:
         logprobs = self._sampler.logprobs(logits, tokens, [seq.logprob for seq in sampled])
         candidates = self._sampler.candidates(logits, [seq.candidates for seq in sampled])
         return [Sampled(*row) for row in zip(tokens, logprobs, candidates, strict=True)]
-
-    def _describe(self, batch: Batch) -> tuple[AttentionMetadata, torch.Tensor, list[int]]:
-        """The attention metadata, the position of every row [T], and the rows whose logits choose a token."""
-        block_size = self.pool.geometry.block_size
-        spans, slots, positions, rows = [], [], [], []
-        row = 0
-        for seq in batch.seqs:
-            count = len(seq.token_ids)
-            table = torch.tensor(seq.block_ids, dtype=torch.int64)
-            at = torch.arange(seq.start, seq.end)
-            slots.append(table[at // block_size] * block_size + at % block_size)
-            positions.append(at)
-            spans.append(SequenceSpan(row=row, count=count, start=seq.start, block_table=table.to(self._device)))
-            row += count
-            if seq.sample:
-                rows.append(row - 1)
-        metadata = AttentionMetadata(spans=tuple(spans), slot_mapping=torch.cat(slots).to(self._device))
-        return metadata, torch.cat(positions), rows
 
     def _kv_geometry(self, block_size: int) -> KvGeometry:
         geometry = self._model.geometry
@@ -127,7 +96,7 @@ class ModelRunner:
             num_kv_heads=geometry.num_kv_heads,
             head_dim=geometry.head_dim,
             block_size=plan.block_size,
-            layout=LAYOUT,
+            layout=model.kv_layout,
             rope=model.rope_parameters,
         )
         return ModelFacts(
@@ -141,7 +110,7 @@ class ModelRunner:
             head_dim=geometry.head_dim,
             dtype=dtype_name(model.dtype),
             device=self._device.type,
-            attention=self._backend.name,
+            attention=model.attention,
             weight_bytes=model.weight_bytes,
             kv_bytes_per_token=plan.bytes_per_token,
             num_blocks=plan.num_blocks,
@@ -156,6 +125,17 @@ class ModelRunner:
         facts = self._facts
         account = kv_sizing.account_text(plan, weight_bytes=facts.weight_bytes, weights_dtype=facts.dtype)
         logger.info("%s on %s, attention %s\n%s", facts.model, facts.device, facts.attention, account)
+
+
+def _rows(batch: Batch) -> StepRows:
+    tokens: list[int] = []
+    spans, logit_rows = [], []
+    for seq in batch.seqs:
+        tokens.extend(seq.token_ids)
+        spans.append(RowSpan(len(seq.token_ids), seq.start, seq.block_ids))
+        if seq.sample:
+            logit_rows.append(len(tokens) - 1)
+    return StepRows(tokens, spans, logit_rows)
 
 
 def free_bytes(device: torch.device) -> int:

@@ -65,6 +65,8 @@ def test_environment_is_read_in_two_places_only() -> None:
 
 
 LIBRARY_HOMES = {
+    "aiohttp": r"cluster/bench/(http_peer|lineup|served_cluster)\.py",
+    "matplotlib": r"cluster/bench/plot\.py",
     "ray": r"cluster/(app|launcher)\.py|router/(ingress|prefix_router|serve_dispatcher)\.py|worker/deployment\.py",
     "torch": r"worker/(model_runner|sampler)\.py|worker/(models|kernels)/.*|worker/kvcache/kv_pool\.py",
     "transformers": r"worker/models/.*|cluster/tokenizer\.py",

@@ -71,6 +71,7 @@ def test_every_option_of_serve_arrives(serve: Command) -> None:
         "--policy": "round_robin",
         "--dtype": "bfloat16",
         "--device": "cpu",
+        "--attention-backend": "reference",
         "--kv-memory": "1GiB",
         "--max-model-len": "99",
         "--max-num-seqs": "5",
@@ -84,6 +85,7 @@ def test_every_option_of_serve_arrives(serve: Command) -> None:
     assert result.exit_code == 0, result.output
     cache = {"kv_memory": 2**30, "block_size": 8, "chunk_tokens": 32, "prefix_cache": "off"}
     engine = {"model": "a/b", "dtype": "bfloat16", "device": "cpu", "max_model_len": 99, "max_num_seqs": 5}
+    engine["attention_backend"] = "reference"
     wanted = ClusterConfig.model_validate(
         {
             "engine": {**engine, "token_budget": 77, "threads": 4, "cache": cache},
@@ -127,6 +129,7 @@ WRONG = [
     ("serve", "--threads", "0"),
     ("serve", "--prefix-cache", "maybe"),
     ("generate", "--device", "tpu"),
+    ("generate", "--attention-backend", "flash"),
     ("generate", "--max-model-len", "0"),
     ("generate", "--token-budget", "0"),
     ("generate", "--max-num-seqs", "0"),
@@ -175,11 +178,13 @@ def test_wrong_usage_ends_with_2_and_names_it(serve: Command, arguments: tuple[s
     assert serve.calls == []
 
 
-@pytest.mark.parametrize("error", [ConfigError("no such model"), KvrayError("no such model", detail=1)])
-def test_an_error_of_kvray_ends_with_1_and_one_line(serve: Command, error: KvrayError) -> None:
+@pytest.mark.parametrize(
+    ("error", "code"), [(ConfigError("no such model"), 2), (KvrayError("no such model", detail=1), 1)]
+)
+def test_an_error_of_kvray_is_one_line(serve: Command, error: KvrayError, code: int) -> None:
     serve.answer = error
     result = run("serve")
-    assert result.exit_code == 1
+    assert result.exit_code == code
     assert lines(result) == ["kvray: no such model"]
 
 
@@ -205,7 +210,7 @@ def test_status_of_a_dead_address_is_one_line(unused_tcp_port: int) -> None:
 @pytest.mark.torch
 def test_generate_with_a_model_that_is_not_there_is_one_line() -> None:
     result = run("generate", "x", "--model", "/nonexistent")
-    assert result.exit_code == 1
+    assert result.exit_code == 2
     (line,) = lines(result)
     assert "/nonexistent" in line
     assert result.stdout == ""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from pathlib import Path
 from typing import Any
@@ -38,6 +39,48 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "phi3": ("Phi3Config", {"sliding_window": None}),
 }
+_LLAMA3_ROPE = {
+    "rope_type": "llama3",
+    "rope_theta": 1000.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
+_LONGROPE = {
+    "rope_type": "longrope",
+    "rope_theta": 1e4,
+    "partial_rotary_factor": 0.75,
+    "short_factor": [1.0, 1.1, 1.3, 1.7, 2.0, 2.5],
+    "long_factor": [2.0] * 6,
+}
+# The families of the lean decoder, with every switch they have. Their biases and norms are random too.
+LEAN_FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama-tied": ("LlamaConfig", {"tie_word_embeddings": True}),
+    "llama-untied": ("LlamaConfig", {"head_dim": 64, "num_key_value_heads": 1}),
+    "llama-biased": ("LlamaConfig", {"attention_bias": True, "mlp_bias": True, "num_key_value_heads": 4}),
+    "llama-3-rope": ("LlamaConfig", {"rope_parameters": _LLAMA3_ROPE, "head_dim": 16}),
+    "mistral-window": ("MistralConfig", {"sliding_window": 11, "head_dim": 80}),
+    "qwen2-bias": ("Qwen2Config", {"tie_word_embeddings": True}),
+    "qwen2-windows": ("Qwen2Config", {"use_sliding_window": True, "sliding_window": 7, "max_window_layers": 1}),
+    "qwen3-norms": ("Qwen3Config", {"head_dim": 16}),
+    "qwen3-layer-types": (
+        "Qwen3Config",
+        {
+            "head_dim": 32,
+            "attention_bias": True,
+            "use_sliding_window": True,
+            "sliding_window": 9,
+            "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+        },
+    ),
+    "phi3-plain": ("Phi3Config", {}),
+    "phi3-window": ("Phi3Config", {"sliding_window": 13, "tie_word_embeddings": True}),
+    "phi3-partial": (
+        "Phi3Config",
+        {"hidden_size": 64, "rope_parameters": _LONGROPE, "original_max_position_embeddings": 128},
+    ),
+}
 # One word per id of BASE's vocabulary, special tokens first.
 WORDS = ["<pad>", "<s>", "</s>", "<unk>", *(f"w{number}" for number in range(4, 96))]
 TEMPLATE = "{% for m in messages %}{{ m['content'] }} {% endfor %}w4"
@@ -48,10 +91,15 @@ def save_model(family: str, path: Path) -> None:
     import torch
     import transformers
 
-    config_class, changes = FAMILIES[family]
-    config = getattr(transformers, config_class)(**{**BASE, **changes})
+    config_class, changes = {**FAMILIES, **LEAN_FAMILIES}[family]
+    config = getattr(transformers, config_class)(**copy.deepcopy({**BASE, **changes}))
     torch.manual_seed(len(family))
-    transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32).save_pretrained(path)
+    model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    if family in LEAN_FAMILIES:
+        for parameter in model.parameters():
+            if parameter.dim() == 1:  # biases, which start as zeros, and norms, which start as ones
+                parameter.data.add_(torch.randn(parameter.shape) * 0.3)
+    model.save_pretrained(path)
 
 
 def save_tokenizer(path: Path) -> None:

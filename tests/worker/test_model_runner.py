@@ -13,15 +13,19 @@ from cluster.config import CacheConfig, EngineConfig
 from cluster.core.errors import ConfigError
 from cluster.core.sampling import SamplingParams
 from worker.batch import Batch, ScheduledSeq
+from worker.kernels import native
 from worker.model_runner import ModelRunner, free_bytes
 from worker.runner import ModelFacts, Sampled
 
 GREEDY = SamplingParams(temperature=0.0)
+NATIVE = "reference" if native.module() is None else "cpu"
 
 
 def make_runner(path: Path, **changes: Any) -> ModelRunner:
     cache = CacheConfig(
-        kv_memory=changes.pop("kv_memory", 2**20), block_size=changes.pop("block_size", 8), chunk_tokens=8
+        kv_memory=changes.pop("kv_memory", 2**20),
+        block_size=changes.pop("block_size", 8),
+        chunk_tokens=changes.pop("chunk_tokens", 8),
     )
     values: dict[str, Any] = {"model": str(path), "device": "cpu", "dtype": "float32", "threads": 1, "cache": cache}
     return ModelRunner(EngineConfig(**{**values, **changes}), path)
@@ -55,7 +59,11 @@ def test_facts(tiny_model_dir: Callable[[str], Path]) -> None:
     assert facts.model == "llama"
     assert (facts.num_layers, facts.num_heads, facts.num_kv_heads, facts.head_dim) == (3, 4, 2, 8)
     assert (facts.vocab_size, facts.max_model_len, facts.eos_token_ids) == (96, 512, (2,))
-    assert (facts.dtype, facts.device, facts.attention) == ("float32", "cpu", "reference")
+    assert (facts.dtype, facts.device, facts.attention) == (
+        "float32",
+        "cpu",
+        "reference" if native.module() is None else "cpu",
+    )
     assert facts.kv_bytes_per_token == 3 * 2 * 2 * 8 * 4
     assert facts.num_blocks == 2**20 // (facts.kv_bytes_per_token * 8)
     assert ModelFacts.from_wire(facts.to_wire()) == facts
@@ -104,6 +112,19 @@ def test_batches_and_pieces_change_no_token(tiny_model_dir: Callable[[str], Path
     for text, prompt, tokens in zip(texts, prompts, wanted, strict=True):
         made = text[len(prompt) :]
         assert made[:10] == tokens[: len(made)]
+
+
+def test_every_backend_and_block_size_gives_the_same_tokens(tiny_model_dir: Callable[[str], Path]) -> None:
+    prompt, found = list(range(3, 40)), []
+    for backend, block_size in (("reference", 8), ("auto", 8), ("auto", 4), ("cpu", 64)):
+        runner = make_runner(
+            tiny_model_dir("llama"), attention_backend=backend, block_size=block_size, chunk_tokens=block_size
+        )
+        runner.pool.tensor.fill_(float("nan"))
+        assert runner.facts.attention == ("reference" if backend == "reference" or block_size == 4 else NATIVE)
+        found.append(complete(runner, prompt, list(range(80 // block_size + 1)), GREEDY, 40))
+    assert found == found[:1] * 4
+    assert len(set(found[0])) > 1
 
 
 def test_a_shared_prefix_in_other_blocks_gives_the_same_tokens(tiny_model_dir: Callable[[str], Path]) -> None:

@@ -36,6 +36,7 @@ class AttentionMetadata:
 
 class AttentionBackend(Protocol):
     name: str
+    layout: str  # names the order of numbers inside a block, which is the backend's own
 
     def forward(
         self,

@@ -19,6 +19,7 @@ LOWEST = -1e30  # finite, so that a tile in which a row sees nothing is an exact
 
 class ReferenceAttention:
     name = "reference"
+    layout = "block,layer,kv,head,slot,dim"
 
     def forward(
         self,

@@ -3,7 +3,7 @@
     [num_blocks, num_layers, 2, num_kv_heads, block_size, head_dim]        2: K, then V
 
 A block is one contiguous piece of memory over all layers, so copying, exporting or importing it is one copy.
-A layer is a strided view of it.
+A layer is a strided view of it. The order of numbers inside [block_size, head_dim] is the attention backend's own.
 
 Owns: the tensor, its geometry and its account in bytes.
 Does not: know who uses a block (worker.kvcache.block_pool) or compute attention (worker.kernels).
@@ -12,11 +12,12 @@ Invariants: the geometry never changes; memory is not cleared, so a slot holds g
 
 from __future__ import annotations
 
+import contextlib
+import math
+import mmap
 from dataclasses import dataclass
 
 import torch
-
-LAYOUT = "block,layer,kv,head,slot,dim"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,7 +52,9 @@ class KvPool:
         self.num_blocks = num_blocks
         g = geometry
         shape = (num_blocks, g.num_layers, 2, g.num_kv_heads, g.block_size, g.head_dim)
-        self.tensor = torch.empty(shape, dtype=g.dtype, device=device)
+        self.tensor = (
+            _host_memory(shape, g.dtype) if device.type == "cpu" else torch.empty(shape, dtype=g.dtype, device=device)
+        )
 
     @property
     def num_bytes(self) -> int:
@@ -64,3 +67,13 @@ class KvPool:
     def copy_block(self, source: int, target: int) -> None:
         """All layers of `source` into `target`, in one copy."""
         self.tensor[target].copy_(self.tensor[source])
+
+
+def _host_memory(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+    """Untouched pages, in huge pages where the system gives them: a pool takes memory as its blocks are used."""
+    if not hasattr(mmap, "MADV_HUGEPAGE"):
+        return torch.empty(shape, dtype=dtype)
+    memory = mmap.mmap(-1, math.prod(shape) * dtype.itemsize, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    with contextlib.suppress(OSError):  # a kernel without huge pages
+        memory.madvise(mmap.MADV_HUGEPAGE)
+    return torch.frombuffer(memory, dtype=dtype).view(shape)

@@ -14,6 +14,7 @@ from typing import Any
 
 from cluster.core.errors import ConfigError
 from worker.models.attention_hook import LayerCall
+from worker.models.rope import stable_length
 
 _PLAIN_LAYERS = frozenset({"full_attention", "sliding_attention"})
 _UNKNOWN_LENGTH_TOKENS = 4096
@@ -82,15 +83,10 @@ def refuse_calls(calls: Sequence[LayerCall], config: Any) -> str | None:
 
 
 def length_limit(config: Any) -> int:
-    """The longest sequence in tokens.
-
-    Two kinds of rotary embedding switch frequencies for a whole batch when one sequence grows past a length; KV would
-    then depend on who else is in the batch, so the limit is that length.
-    """
+    """The longest sequence in tokens; no longer than the model's rotary embedding is stable."""
     limit = int(getattr(config, "max_position_embeddings", None) or _UNKNOWN_LENGTH_TOKENS)
     ropes = getattr(config, "rope_parameters", None) or {}
     for rope in (ropes, *(rope for rope in ropes.values() if isinstance(rope, dict))):
-        if rope.get("rope_type") in ("longrope", "dynamic"):
-            original = rope.get("original_max_position_embeddings")
-            limit = min(limit, int(original or getattr(config, "original_max_position_embeddings", None) or limit))
+        original = getattr(config, "original_max_position_embeddings", None) or limit
+        limit = min(limit, stable_length(rope, original) or limit)
     return limit

@@ -11,8 +11,6 @@ the rows that asked for them.
 
 from __future__ import annotations
 
-import logging
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,20 +21,8 @@ from worker.kv_sizing import format_bytes
 from worker.models import attention_hook, compatibility
 from worker.models.attention_hook import AttentionStep, ProbeStep
 from worker.models.fingerprint import checkpoint_bytes
-
-logger = logging.getLogger(__name__)
-
-_SLOW_HALF_CPUS = ("DEFAULT", "NO AVX", "AVX2")  # torch's names; from AVX512 on, half precision is the faster one
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ModelGeometry:
-    """What the pool and the account need to know, found by running the model once."""
-
-    num_layers: int
-    num_heads: int
-    num_kv_heads: int
-    head_dim: int
+from worker.models.model_card import ModelGeometry, choose_dtype
+from worker.models.model_card import dtype_name as dtype_name
 
 
 class TransformersModel:
@@ -48,7 +34,7 @@ class TransformersModel:
         self.device = device
         config = compatibility.read_config(model_dir)
         self.text_config: Any = config.get_text_config()
-        self.dtype = _torch_dtype(dtype, config, device)
+        self.dtype = choose_dtype(dtype, config.dtype or self.text_config.dtype, device)
         needed = checkpoint_bytes(model_dir, self.dtype.itemsize)
         if needed > free_bytes:
             raise ConfigError(
@@ -118,23 +104,6 @@ class TransformersModel:
             num_kv_heads=first.key.shape[1],
             head_dim=first.key.shape[2],
         )
-
-
-def dtype_name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
-
-
-def _torch_dtype(name: str, config: Any, device: torch.device) -> torch.dtype:
-    """The named dtype; "auto" is the checkpoint's, but float32 on CPUs whose matrix units know no half precision."""
-    chosen = config.dtype or config.get_text_config().dtype if name == "auto" else name
-    if isinstance(chosen, str):
-        chosen = getattr(torch, chosen)
-    if not isinstance(chosen, torch.dtype):
-        return torch.float32
-    if name == "auto" and device.type == "cpu" and torch.backends.cpu.get_cpu_capability() in _SLOW_HALF_CPUS:
-        logger.info("dtype float32: this CPU computes %s several times slower", dtype_name(chosen))
-        return torch.float32
-    return chosen
 
 
 def _load(model_dir: Path, dtype: torch.dtype) -> Any:

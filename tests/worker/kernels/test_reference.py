@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import pytest
 import torch
 
-from worker.kernels import select_backend
+from worker.kernels import native, select_backend
 from worker.kernels.base import AttentionMetadata, SequenceSpan
 from worker.kernels.reference import ReferenceAttention
 
@@ -146,8 +146,31 @@ def test_decode_rows_do_not_depend_on_the_batch() -> None:
         assert torch.equal(world.run([part])[0], row)
 
 
-def test_selection_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize(
+    ("device", "wanted", "block_size", "with_module", "found", "level"),
+    [
+        ("cpu", "auto", 16, True, "cpu", "INFO"),
+        ("cpu", "cpu", 16, True, "cpu", "INFO"),
+        ("cpu", "auto", 4, True, "reference", "WARNING"),
+        ("cpu", "auto", 16, False, "reference", "WARNING"),
+        ("cuda", "auto", 16, True, "reference", "WARNING"),
+        ("cpu", "reference", 16, True, "reference", None),
+    ],
+)
+def test_selection_is_logged(
+    device: str,
+    wanted: str,
+    block_size: int,
+    with_module: bool,
+    found: str,
+    level: str | None,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    if with_module and native.module() is None:
+        pytest.skip("the native kernels are not built in")
+    if not with_module:
+        monkeypatch.setattr(native, "_cpu", None)
     with caplog.at_level("INFO"):
-        assert select_backend("cpu").name == "reference"
-        assert select_backend("cuda").name == "reference"
-    assert [record.levelname for record in caplog.records] == ["INFO", "WARNING"]
+        assert select_backend(device, wanted, block_size=block_size).name == found
+    assert [record.levelname for record in caplog.records] == [level] * (level is not None)

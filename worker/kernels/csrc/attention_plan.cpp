@@ -1,0 +1,73 @@
+#include "attention_plan.h"
+
+#include <algorithm>
+
+namespace kvray {
+
+AttentionPlan::AttentionPlan(int heads, int kv_heads, int dim) : heads_(heads), kv_heads_(kv_heads), dim_(dim) {
+  partial_floats_ = queries_per_unit() * (heads / kv_heads) * (dim + 2);
+}
+
+int64_t AttentionPlan::queries_per_unit() const { return std::max<int64_t>(1, kQueryRows / (heads_ / kv_heads_)); }
+
+void AttentionPlan::prepare(const std::vector<Span>& spans) {
+  spans_ = spans;
+  units_.clear();
+  any_wide_ = false;
+  const int64_t queries = queries_per_unit();
+  int32_t slots = 0, joins = 0;
+  for (int32_t s = 0; s < static_cast<int32_t>(spans_.size()); ++s) {
+    const Span& span = spans_[s];
+    const auto tiles_to = [&](int64_t query) {
+      return static_cast<int32_t>((span.start + query) / kTile + 1);  // tiles that the query at this row sees
+    };
+    if (span.count <= queries) {
+      const int32_t tiles = tiles_to(span.count - 1), count = static_cast<int32_t>(span.count);
+      for (int32_t head = 0; head < kv_heads_; ++head) {
+        for (int32_t t = 0; t < tiles; ++t) units_.push_back({s, head, 0, count, t, t + 1, slots + t, slots, tiles, joins});
+        slots += tiles;
+        ++joins;
+      }
+      continue;
+    }
+    any_wide_ = true;
+    for (int64_t end = span.count; end > 0; end -= std::min(end, queries)) {  // the longest contexts first
+      const int64_t first = std::max<int64_t>(0, end - queries);
+      for (int32_t head = 0; head < kv_heads_; ++head) {
+        units_.push_back({s, head, static_cast<int32_t>(first), static_cast<int32_t>(end - first), 0, tiles_to(end - 1),
+                          0, 0, 1, 0});
+      }
+    }
+  }
+  partials_.grow(static_cast<size_t>(slots) * partial_floats_ * sizeof(float) + 64);
+  if (static_cast<size_t>(joins) > num_joins_) {
+    num_joins_ = static_cast<size_t>(joins) * 2;
+    joins_ = std::make_unique<std::atomic<int32_t>[]>(num_joins_);
+    for (size_t i = 0; i < num_joins_; ++i) joins_[i].store(0);
+  }
+}
+
+size_t AttentionPlan::scratch_bytes() const {
+  const size_t rows = static_cast<size_t>(queries_per_unit() * (heads_ / kv_heads_));
+  return rows * (4 * static_cast<size_t>(dim_) * 3 + 4 * kTile * 2 + 16) + 64 * 8;
+}
+
+Scratch AttentionPlan::scratch(void* memory) const {
+  const size_t rows = static_cast<size_t>(queries_per_unit() * (heads_ / kv_heads_));
+  auto* at = static_cast<char*>(memory);
+  const auto take = [&](size_t bytes) {
+    auto* part = at;
+    at += (bytes + 63) / 64 * 64;
+    return part;
+  };
+  Scratch scratch{};
+  scratch.q = take(rows * dim_ * 4);
+  scratch.scores = reinterpret_cast<float*>(take(rows * kTile * 4));
+  scratch.weights = take(rows * kTile * 4);
+  scratch.tile = reinterpret_cast<float*>(take(rows * dim_ * 4));
+  scratch.sum = reinterpret_cast<float*>(take(rows * dim_ * 4));
+  scratch.top = reinterpret_cast<float*>(take(rows * 16));
+  return scratch;
+}
+
+}  // namespace kvray

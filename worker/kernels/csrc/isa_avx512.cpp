@@ -1,0 +1,7 @@
+// The kernels for one instruction set; its compiler flags are in CMakeLists.txt.
+#define KVRAY_NAME "avx512"
+#include <cstdint>
+#include "vec_avx512.h"
+#include "kernels_impl.h"
+
+const kvray::Kernels* kvray::avx512_kernels() { return &kTable; }
