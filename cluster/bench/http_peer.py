@@ -63,6 +63,9 @@ class HttpPeer:
         name, url = self.facts.name, f"{self.facts.address}/v1/models"
         try:
             async with self._http.get(url, timeout=aiohttp.ClientTimeout(total=30)) as reply:
+                if reply.status == 404:  # a server of one model need not list it; the warm-up shows whether it answers
+                    self.facts = replace(self.facts, model=name)
+                    return
                 if reply.status != 200:
                     raise ConfigError(f"peer {name}: {url} answers HTTP {reply.status}: {await _reason(reply)}")
                 listing = await reply.json(content_type=None)

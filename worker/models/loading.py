@@ -30,11 +30,7 @@ from worker.models.torch_executor import TorchExecutor
 logger = logging.getLogger(__name__)
 
 
-def _default_threads() -> int:
-    """$OMP_NUM_THREADS, as torch has it and Ray sets it, else the cores that this process may use."""
-    chosen = os.environ.get("OMP_NUM_THREADS", "")
-    if chosen.isdecimal() and int(chosen) > 0:
-        return int(chosen)
+def _available_cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
@@ -42,7 +38,7 @@ def load_executor(config: EngineConfig, model_dir: Path, device: torch.device, f
     """ConfigError when the model cannot run here, or not with the attention backend that was asked for."""
     raw = read_json(model_dir / "config.json")
     threads, block_size, wanted = (
-        config.threads or _default_threads(),
+        config.threads or _available_cores(),
         config.cache.block_size,
         config.attention_backend,
     )
