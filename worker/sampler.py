@@ -27,7 +27,7 @@ class Sampler:
         self, logits: torch.Tensor, params: Sequence[SamplingParams], positions: Sequence[int]
     ) -> list[int]:  # logits: [R, V]
         """One token id per row; `positions[r]` is the position of the token being chosen."""
-        tokens = torch.argmax(logits, dim=-1)  # the first of equal maxima
+        tokens = _first_maximum(logits)
         sampled = [r for r, p in enumerate(params) if not p.greedy and p.top_k != 1]
         plain = [r for r in sampled if params[r].top_k == 0 and params[r].top_p == 1.0]
         filtered = [r for r in sampled if params[r].top_k > 1 or params[r].top_p < 1.0]
@@ -76,6 +76,13 @@ def _mix(x: int) -> int:
     x = ((x ^ (x >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
     x = ((x ^ (x >> 27)) * 0x94D049BB133111EB) & _MASK
     return x ^ (x >> 31)
+
+
+def _first_maximum(logits: torch.Tensor) -> torch.Tensor:
+    """The token of the highest logit of every row, the first of equal ones: [R] int64."""
+    if logits.device.type == "cpu" and logits.dtype == torch.float32:
+        return torch.from_numpy(logits.numpy().argmax(axis=-1))  # ten times as fast as torch's
+    return torch.argmax(logits, dim=-1)
 
 
 def _probabilities(logits: torch.Tensor, params: Sequence[SamplingParams]) -> torch.Tensor:

@@ -23,11 +23,14 @@ void AttentionPlan::prepare(const std::vector<Span>& spans) {
     };
     if (span.count <= queries) {
       const int32_t tiles = tiles_to(span.count - 1), count = static_cast<int32_t>(span.count);
-      for (int32_t head = 0; head < kv_heads_; ++head) {
-        for (int32_t t = 0; t < tiles; ++t) units_.push_back({s, head, 0, count, t, t + 1, slots + t, slots, tiles, joins});
-        slots += tiles;
-        ++joins;
+      for (int32_t t = 0; t < tiles; ++t) {  // heads innermost: in a block they lie side by side
+        for (int32_t head = 0; head < kv_heads_; ++head) {
+          const int32_t first_slot = slots + head * tiles;
+          units_.push_back({s, head, 0, count, t, t + 1, first_slot + t, first_slot, tiles, joins + head});
+        }
       }
+      slots += tiles * kv_heads_;
+      joins += kv_heads_;
       continue;
     }
     any_wide_ = true;

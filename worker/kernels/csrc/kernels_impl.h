@@ -181,7 +181,7 @@ using BF16Policy = BF16Dot;
 using BF16Policy = BF16;
 #endif
 
-constexpr int64_t kStreamingRows = 8;
+constexpr int64_t kStreamingRows = 8;  // attention over no more query rows waits for memory, not for arithmetic
 constexpr int64_t kManyRows = 33;  // from here on weights are widened first, where P::kWiden says so
 
 // Vectors computed at a time for MR rows: enough chains to hide latency, few enough to stay in registers.
@@ -190,10 +190,18 @@ constexpr int vectors() {
   return MR <= 3 || Vec::kRegisters > 16 ? 4 : 2;
 }
 
-template <class P, int MR, int NV>
+struct NoFeed {
+  KVRAY_INLINE void step() {}
+};
+
+// `feed` asks for memory that is wanted later, a little in every step: in bursts it would stall the arithmetic.
+template <class P, int MR, int NV, class Feed>
 KVRAY_INLINE void micro(const typename P::Act* a, int64_t lda, const typename P::Stored* const (&b)[NV], int64_t group,
-                        int64_t groups, F (&acc)[MR][NV]) {
-  for (int64_t g = 0; g < groups; ++g) P::template step<MR, NV>(a + g * P::kStep, lda, b, g * group, acc);
+                        int64_t groups, F (&acc)[MR][NV], Feed& feed) {
+  for (int64_t g = 0; g < groups; ++g) {
+    feed.step();
+    P::template step<MR, NV>(a + g * P::kStep, lda, b, g * group, acc);
+  }
 }
 
 // As micro, for weights that stream from memory: asks for the lines a few kilobytes ahead.
@@ -240,7 +248,8 @@ template <class P>
 struct GemmRows {
   const Gemm& g;
   int64_t row, panel0, panel1;
-  int64_t base = 0;  // the panel at g.b
+  int64_t base;        // the panel at g.b
+  int64_t turn, turns;  // this pass over the panels, and how many there are
 
   template <int MR>
   KVRAY_INLINE void run() {
@@ -258,14 +267,32 @@ struct GemmRows {
       KVRAY_UNROLL for (int m = 0; m < MR; ++m) {
         KVRAY_UNROLL for (int v = 0; v < NV; ++v) acc[m][v] = Vec::zero();
       }
-      if (MR <= 4) {
+      if (turns == 1 && MR <= 4) {
         micro_stream<P, MR, NV>(a, g.lda, b, P::kStep * kPanel, g.groups, acc);
       } else {
-        micro<P, MR, NV>(a, g.lda, b, P::kStep * kPanel, g.groups, acc);
+        Ahead<NV> ahead{b, (panel1 - panel0) * panel_size, turns, turn + 1};
+        micro<P, MR, NV>(a, g.lda, b, P::kStep * kPanel, g.groups, acc, ahead);
       }
       finish<MR, NV>(p, acc);
     }
   }
+
+  // Several passes over the same panels: each fetches its share of the panels that follow, or memory would idle while
+  // these are in cache.
+  template <int NV>
+  struct Ahead {
+    const typename P::Stored* const (&b)[NV];
+    int64_t at;
+    const int64_t turns;
+    int64_t wait;
+    KVRAY_INLINE void step() {
+      if (--wait == 0) {
+        wait = turns;
+        KVRAY_UNROLL for (int v = 0; v < NV; v += kPanelVectors) Vec::prefetch_far(b[v] + at);
+      }
+      at += P::kStep * kPanel;
+    }
+  };
 
   template <int MR, int NV>
   KVRAY_INLINE void finish(int64_t p, F (&acc)[MR][NV]) {
@@ -321,7 +348,9 @@ template <class P>
 void gemm_panels(const Gemm& g, int64_t row0, int64_t row1, int64_t panel0, int64_t panel1, int64_t base) {
   RowTiles tiles(row1 - row0, P::kMaxRows);
   int64_t first, count;
-  while (tiles.next(first, count)) with_rows(count, GemmRows<P>{g, row0 + first, panel0, panel1, base});
+  while (tiles.next(first, count)) {
+    with_rows(count, GemmRows<P>{g, row0 + first, panel0, panel1, base, tiles.tile - 1, tiles.tiles});
+  }
 }
 
 // A panel as fp32 [K][16], the same numbers in the same order.
@@ -528,11 +557,57 @@ struct Attend {
     return true;
   }
 
+  // Walks over the keys or values of one tile, some lines at every step.
+  struct Feed {
+    const Attend& t;
+    const Span& span;
+    const int head;
+    const bool keys;
+    int64_t block, last, left = 0, lines;
+    const typename P::Stored* at = nullptr;
+
+    // steps: how often step() will be called; blocks: from `first` on, as far as the sequence goes.
+    Feed(const Attend& attend, const Span& of, int kv_head, bool of_keys, int64_t first, int64_t blocks, int64_t steps)
+        : t(attend), span(of), head(kv_head), keys(of_keys), block(first) {
+      last = least(first + blocks, (of.start + of.count - 1) / t.a.block_size + 1);
+      lines = ceil_div(most(0, last - first) * per_block(), most(1, steps));
+    }
+    static constexpr int64_t kLine = 64 / sizeof(typename P::Stored);
+    int64_t per_block() const { return ceil_div(t.paged.head_size(), kLine); }
+
+    KVRAY_INLINE void step() {
+      for (int64_t i = 0; i < lines; ++i) {
+        if (left == 0) {
+          if (block >= last) return;
+          at = keys ? t.paged.keys(span, block, head) : t.paged.values(span, block, head);
+          left = per_block();
+          ++block;
+        }
+        Vec::prefetch_far(at);
+        at += kLine;
+        --left;
+      }
+    }
+  };
+
+  // The scores of a tile's rows; meanwhile its values arrive.
   struct Scores {
     Attend& t;
     int64_t row;
     template <int MR>
     KVRAY_INLINE void run() {
+      if (MR <= kStreamingRows && t.streaming && row == 0) {
+        const int64_t steps = ceil_div((t.block1 - t.block0) * (t.a.block_size / Vec::W), vectors<P, MR>()) * t.a.dim / P::kStep;
+        Feed feed(t, t.s, t.u.head, false, t.block0, t.block1 - t.block0, steps);
+        go<MR>(feed);
+      } else {
+        NoFeed none;
+        go<MR>(none);
+      }
+    }
+
+    template <int MR, class AnyFeed>
+    KVRAY_INLINE void go(AnyFeed& feed) {
       constexpr int NV = vectors<P, MR>();
       const Attention& a = t.a;
       const int per_block = a.block_size / Vec::W;
@@ -543,13 +618,12 @@ struct Attend {
           const int64_t at = least(v0 + v, count - 1);
           b[v] = t.paged.keys(t.s, t.block0 + at / per_block, t.u.head) + (at % per_block) * Vec::W * P::kStep;
         }
-        if (row == 0 && v0 % per_block == 0) t.ask_ahead(v0 / per_block, most(1, NV / per_block));
         F acc[MR][NV];
         KVRAY_UNROLL for (int m = 0; m < MR; ++m) {
           KVRAY_UNROLL for (int v = 0; v < NV; ++v) acc[m][v] = Vec::zero();
         }
         micro<P, MR, NV>(t.q + row * a.dim, a.dim, b, static_cast<int64_t>(P::kStep) * a.block_size, a.dim / P::kStep,
-                         acc);
+                         acc, feed);
         float* out = t.w.scores + row * kTile + t.block0 * a.block_size - t.base + v0 * Vec::W;
         KVRAY_UNROLL for (int v = 0; v < NV; ++v) {
           if (v0 + v >= count) break;
@@ -559,63 +633,27 @@ struct Attend {
     }
   };
 
-  // The blocks are scattered, so no hardware prefetcher finds the next one. Keys are wanted kBlocksAhead blocks from now,
-  // the values of this block when the tile's scores are done.
-  KVRAY_INLINE void ask_ahead(int64_t from, int64_t count) const {
-    for (int64_t b = from; b < from + count; ++b) {
-      if (block0 + b < block1) ask_for<false>(paged.values(s, block0 + b, u.head));
-      for (int64_t next = b == 0 ? 1 : b + kBlocksAhead; next <= b + kBlocksAhead; ++next) {
-        if (block0 + next < block1) ask_for<true>(paged.keys(s, block0 + next, u.head));
-      }
-    }
-  }
-
-  static constexpr int64_t kBlocksAhead = 4;
-
-  // While values are multiplied memory would idle: ask for the keys of the tile that comes next.
-  KVRAY_INLINE void ask_next(int64_t index) const {
-    const Span& following = a.spans[next->span];
-    const int64_t block = next->tile0 * static_cast<int64_t>(kTile) / a.block_size + index;
-    if (block * a.block_size < following.start + following.count) {
-      ask_for<false>(paged.keys(following, block, next->head));
-    }
-  }
-
-  template <bool near>
-  KVRAY_INLINE void ask_for(const typename P::Stored* at) const {
-    constexpr int64_t kLine = 64 / sizeof(typename P::Stored);
-    for (int64_t i = 0; i < paged.head_size(); i += kLine) {
-      if (near) {
-        Vec::prefetch(at + i);
-      } else {
-        Vec::prefetch_far(at + i);
-      }
-    }
-  }
-
   void softmax() {
     const int64_t from = block0 * a.block_size - base, to = block1 * a.block_size - base;
-    const F scale = Vec::set1(a.scale);
     for (int64_t r = 0; r < rows; ++r) {
       float* x = w.scores + r * kTile;
       const int64_t position = s.start + u.q0 + r / group;
       const int64_t low = most(position - a.window + 1 - base, from), high = least(position + 1 - base, to);
-      for (int64_t c = from; c < to; c += Vec::W) {
-        F v = Vec::mul(Vec::load(x + c), scale);
-        if (a.softcap != 0.0f) {
-          v = Vec::mul(vtanh(Vec::div(v, Vec::set1(a.softcap))), Vec::set1(a.softcap));
-        }
-        Vec::store(x + c, v);
+      const F scale = Vec::set1(a.softcap == 0.0f ? a.scale : a.softcap);
+      if (a.softcap != 0.0f) {
+        const F inner = Vec::set1(a.scale / a.softcap);
+        for (int64_t c = from; c < to; c += Vec::W) Vec::store(x + c, vtanh(Vec::mul(Vec::load(x + c), inner)));
       }
       for (int64_t c = from; c < least(low, to); ++c) x[c] = kLowest;
       for (int64_t c = most(high, from); c < to; ++c) x[c] = kLowest;
       F best = Vec::set1(kLowest);
       for (int64_t c = from; c < to; c += Vec::W) best = Vec::max(best, Vec::load(x + c));
-      tile_top[r] = Vec::reduce_max(best);
+      const float top_score = Vec::reduce_max(best);
+      tile_top[r] = top_score == kLowest ? kLowest : top_score * (a.softcap == 0.0f ? a.scale : a.softcap);
+      const F shift = Vec::set1(tile_top[r] == kLowest ? 0.0f : -tile_top[r]);
       F sum = Vec::zero();
-      const F shift = Vec::set1(tile_top[r] == kLowest ? 0.0f : tile_top[r]);
       for (int64_t c = from; c < to; c += Vec::W) {
-        const F weight = vexp(Vec::sub(Vec::load(x + c), shift));
+        const F weight = vexp(Vec::fma(Vec::load(x + c), scale, shift));
         sum = Vec::add(sum, weight);
         P::store_act(weights + r * kTile + c, weight);
       }
@@ -623,11 +661,26 @@ struct Attend {
     }
   }
 
+  // The weighted values; meanwhile the keys of the tile that comes next arrive.
   struct Values {
     Attend& t;
     int64_t row;
     template <int MR>
     KVRAY_INLINE void run() {
+      if (MR <= kStreamingRows && t.streaming && row == 0) {
+        const int64_t chunks = ceil_div(t.a.dim / Vec::W, vectors<P, MR>());
+        const int64_t tile_blocks = kTile / t.a.block_size;
+        Feed feed(t, t.a.spans[t.next->span], t.next->head, true, t.next->tile0 * tile_blocks, tile_blocks,
+                  chunks * ceil_div(t.end - t.block0 * t.a.block_size, P::kStep));
+        go<MR>(feed);
+      } else {
+        NoFeed none;
+        go<MR>(none);
+      }
+    }
+
+    template <int MR, class AnyFeed>
+    KVRAY_INLINE void go(AnyFeed& feed) {
       constexpr int NV = vectors<P, MR>();
       const Attention& a = t.a;
       const int64_t count = a.dim / Vec::W;
@@ -641,9 +694,8 @@ struct Attend {
           const typename P::Stored* b[NV];
           KVRAY_UNROLL for (int v = 0; v < NV; ++v) b[v] = v_block + least(v0 + v, count - 1) * Vec::W * P::kStep;
           const int64_t slots = least(a.block_size, t.end - block * a.block_size);
-          if (t.streaming && row == 0 && (block - t.block0) % ceil_div(count, NV) == v0 / NV) t.ask_next(block - t.block0);
           micro<P, MR, NV>(t.weights + row * kTile + block * a.block_size - t.base, kTile, b,
-                           static_cast<int64_t>(P::kStep) * a.dim, ceil_div(slots, P::kStep), acc);
+                           static_cast<int64_t>(P::kStep) * a.dim, ceil_div(slots, P::kStep), acc, feed);
         }
         KVRAY_UNROLL for (int v = 0; v < NV; ++v) {
           if (v0 + v >= count) break;
