@@ -216,17 +216,13 @@ KVRAY_INLINE void micro_stream(const typename P::Act* a, int64_t lda, const type
   }
 }
 
-// Calls fn with the row count as a constant.
-template <class Fn>
+// Calls fn with the row count, at most Most, as a constant.
+template <int Most, class Fn>
 KVRAY_INLINE void with_rows(int64_t rows, Fn fn) {
-  switch (rows) {
-    case 1: return fn.template run<1>();
-    case 2: return fn.template run<2>();
-    case 3: return fn.template run<3>();
-    case 4: return fn.template run<4>();
-    case 5: return fn.template run<5>();
-    default: return fn.template run<6>();
+  if constexpr (Most > 1) {
+    if (rows < Most) return with_rows<Most - 1>(rows, fn);
   }
+  fn.template run<Most>();
 }
 
 // Splits [0, rows) into the fewest pieces of at most `most_rows`, as even as possible.
@@ -349,7 +345,7 @@ void gemm_panels(const Gemm& g, int64_t row0, int64_t row1, int64_t panel0, int6
   RowTiles tiles(row1 - row0, P::kMaxRows);
   int64_t first, count;
   while (tiles.next(first, count)) {
-    with_rows(count, GemmRows<P>{g, row0 + first, panel0, panel1, base, tiles.tile - 1, tiles.tiles});
+    with_rows<P::kMaxRows>(count, GemmRows<P>{g, row0 + first, panel0, panel1, base, tiles.tile - 1, tiles.tiles});
   }
 }
 
@@ -550,10 +546,10 @@ struct Attend {
     block1 = (end - 1) / a.block_size + 1;
     RowTiles tiles(rows, P::kMaxRows);
     int64_t row, count;
-    while (tiles.next(row, count)) with_rows(count, Scores{*this, row});
+    while (tiles.next(row, count)) with_rows<P::kMaxRows>(count, Scores{*this, row});
     softmax();
     RowTiles again(rows, P::kMaxRows);
-    while (again.next(row, count)) with_rows(count, Values{*this, row});
+    while (again.next(row, count)) with_rows<P::kMaxRows>(count, Values{*this, row});
     return true;
   }
 
@@ -596,7 +592,7 @@ struct Attend {
     int64_t row;
     template <int MR>
     KVRAY_INLINE void run() {
-      if (MR <= kStreamingRows && t.streaming && row == 0) {
+      if (t.streaming && row == 0) {
         const int64_t steps = ceil_div((t.block1 - t.block0) * (t.a.block_size / Vec::W), vectors<P, MR>()) * t.a.dim / P::kStep;
         Feed feed(t, t.s, t.u.head, false, t.block0, t.block1 - t.block0, steps);
         go<MR>(feed);
@@ -667,7 +663,7 @@ struct Attend {
     int64_t row;
     template <int MR>
     KVRAY_INLINE void run() {
-      if (MR <= kStreamingRows && t.streaming && row == 0) {
+      if (t.streaming && row == 0) {
         const int64_t chunks = ceil_div(t.a.dim / Vec::W, vectors<P, MR>());
         const int64_t tile_blocks = kTile / t.a.block_size;
         Feed feed(t, t.a.spans[t.next->span], t.next->head, true, t.next->tile0 * tile_blocks, tile_blocks,

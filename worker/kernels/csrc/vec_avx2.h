@@ -10,7 +10,6 @@ namespace {
 struct Vec {
   static constexpr int W = 8;
   static constexpr int kRegisters = 16;
-  static constexpr bool kDot = false;
   using F = __m256;
   static F zero() { return _mm256_setzero_ps(); }
   static F set1(float x) { return _mm256_set1_ps(x); }

@@ -10,11 +10,6 @@ namespace {
 struct Vec {
   static constexpr int W = 16;
   static constexpr int kRegisters = 32;
-#ifdef KVRAY_BF16
-  static constexpr bool kDot = true;
-#else
-  static constexpr bool kDot = false;
-#endif
   using F = __m512;
   static F zero() { return _mm512_setzero_ps(); }
   static F set1(float x) { return _mm512_set1_ps(x); }

@@ -1,7 +1,6 @@
-// Eight floats in an array: the vector type of machines without AVX2, and the readable one.
+// Eight floats in a vector of the compiler's own (GCC and Clang), for machines without AVX2 and other architectures.
 #pragma once
 
-#include <cmath>
 #include <cstring>
 
 namespace {
@@ -9,63 +8,33 @@ namespace {
 struct Vec {
   static constexpr int W = 8;
   static constexpr int kRegisters = 16;
-  static constexpr bool kDot = false;
-  struct F {
-    float v[8];
-  };
-  template <class Fn>
-  static F each(Fn fn) {
-    F r;
-    for (int i = 0; i < 8; ++i) r.v[i] = fn(i);
-    return r;
-  }
-  static F zero() { return set1(0.0f); }
-  static F set1(float x) {
-    return each([&](int) { return x; });
-  }
-  static F load(const float* p) {
-    return each([&](int i) { return p[i]; });
-  }
-  static void store(float* p, F x) {
-    for (int i = 0; i < 8; ++i) p[i] = x.v[i];
-  }
-  static F fma(F a, F b, F c) {
-    return each([&](int i) { return a.v[i] * b.v[i] + c.v[i]; });
-  }
-  static F add(F a, F b) {
-    return each([&](int i) { return a.v[i] + b.v[i]; });
-  }
-  static F sub(F a, F b) {
-    return each([&](int i) { return a.v[i] - b.v[i]; });
-  }
-  static F mul(F a, F b) {
-    return each([&](int i) { return a.v[i] * b.v[i]; });
-  }
-  static F div(F a, F b) {
-    return each([&](int i) { return a.v[i] / b.v[i]; });
-  }
-  static F max(F a, F b) {
-    return each([&](int i) { return a.v[i] > b.v[i] ? a.v[i] : b.v[i]; });
-  }
-  static F min(F a, F b) {
-    return each([&](int i) { return a.v[i] < b.v[i] ? a.v[i] : b.v[i]; });
-  }
-  static F round(F a) {
-    return each([&](int i) { return std::nearbyint(a.v[i]); });
-  }
-  static F scale2(F a, F n) {  // a * 2^n, n a small whole number
-    return each([&](int i) { return a.v[i] * bits(static_cast<uint32_t>(static_cast<int32_t>(n.v[i]) + 127) << 23); });
-  }
-  static F zero_below(F x, F limit, F value) {  // value, but 0 where x < limit
-    return each([&](int i) { return x.v[i] < limit.v[i] ? 0.0f : value.v[i]; });
-  }
-  static float reduce_add(F x) {
-    return ((x.v[0] + x.v[4]) + (x.v[2] + x.v[6])) + ((x.v[1] + x.v[5]) + (x.v[3] + x.v[7]));
-  }
+  using F = float __attribute__((vector_size(32)));
+  using I = int32_t __attribute__((vector_size(32)));
+  static F zero() { return F{}; }
+  static F set1(float x) { return F{} + x; }
+  static F load(const float* p) { return read<F>(p); }
+  static void store(float* p, F x) { std::memcpy(p, &x, sizeof x); }
+  static F fma(F a, F b, F c) { return a * b + c; }
+  static F add(F a, F b) { return a + b; }
+  static F sub(F a, F b) { return a - b; }
+  static F mul(F a, F b) { return a * b; }
+  static F div(F a, F b) { return a / b; }
+  static F max(F a, F b) { return a > b ? a : b; }
+  static F min(F a, F b) { return a < b ? a : b; }
+  static F round(F a) { return (a + 12582912.0f) - 12582912.0f; }  // 1.5 * 2^23: leaves whole numbers, below 2^22
+  static F scale2(F a, F n) { return a * (F)((__builtin_convertvector(n, I) + 127) << 23); }  // a * 2^n
+  static F zero_below(F x, F limit, F value) { return (F)(~(x < limit) & (I)value); }  // value, but 0 where x < limit
+  static float reduce_add(F x) { return ((x[0] + x[4]) + (x[2] + x[6])) + ((x[1] + x[5]) + (x[3] + x[7])); }
   static float reduce_max(F x) {
-    float top = x.v[0];
-    for (int i = 1; i < 8; ++i) top = x.v[i] > top ? x.v[i] : top;
+    float top = x[0];
+    for (int i = 1; i < 8; ++i) top = x[i] > top ? x[i] : top;
     return top;
+  }
+  template <class T>
+  static T read(const void* p) {
+    T x;
+    std::memcpy(&x, p, sizeof x);
+    return x;
   }
   static float bits(uint32_t x) {
     float f;
@@ -78,14 +47,19 @@ struct Vec {
     return x;
   }
   static void bf16_pairs(const uint16_t* p, F& even, F& odd) {  // 8 pairs
-    even = each([&](int i) { return bits(static_cast<uint32_t>(p[2 * i]) << 16); });
-    odd = each([&](int i) { return bits(static_cast<uint32_t>(p[2 * i + 1]) << 16); });
+    const I raw = read<I>(p);
+    even = (F)(raw << 16);
+    odd = (F)(raw & static_cast<int32_t>(0xFFFF0000u));
   }
   static F load_bf16(const uint16_t* p) {
-    return each([&](int i) { return bits(static_cast<uint32_t>(p[i]) << 16); });
+    I wide;
+    for (int i = 0; i < 8; ++i) wide[i] = static_cast<int32_t>(static_cast<uint32_t>(p[i]) << 16);
+    return (F)wide;
   }
   static F load_f16(const uint16_t* p) {
-    return each([&](int i) { return half(p[i]); });
+    F wide;
+    for (int i = 0; i < 8; ++i) wide[i] = half(p[i]);
+    return wide;
   }
   static float half(uint16_t h) {
     const uint32_t sign = static_cast<uint32_t>(h & 0x8000) << 16, rest = h & 0x7FFF;
@@ -105,7 +79,7 @@ struct Vec {
     return static_cast<uint16_t>(sign | ((mag - 0x38000000u + 0xFFFu + ((mag >> 13) & 1u)) >> 13));
   }
   static void store_bf16(uint16_t* p, F x) {
-    for (int i = 0; i < 8; ++i) p[i] = to_bf16(x.v[i]);
+    for (int i = 0; i < 8; ++i) p[i] = to_bf16(x[i]);
   }
   static uint16_t to_bf16(float f) {
     const uint32_t x = bits(f);
