@@ -44,6 +44,7 @@ test-long: install  ## the long forms: all 64 tokens of the parity runs, many mo
 
 bench: install  ## micro benchmarks; results belong in benchmarks/RESULTS.md
 	$(BIN)/python benchmarks/bench_kvcache.py $(ARGS)
+	$(BIN)/python benchmarks/bench_kernels.py
 
 bench-serving: install  ## kvray and its engine under five workloads (ARGS="--peer vllm=http://127.0.0.1:8101 --json FILE")
 	$(BIN)/kvray bench --serve --engine $(ARGS)
