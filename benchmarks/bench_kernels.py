@@ -1,7 +1,7 @@
-"""What the native kernels reach, as shares of what the machine gives in the same run: memory reads and matrix products.
+"""What the native kernels reach, as shares of what the machine gives in the same run: memory reads and products.
 
-    decode attention    8 sequences of 4,096 tokens, one query each: bytes of KV per second, beside those of a plain read
-    prefill attention   a piece of 512 tokens at the end of 4,096: FLOP per second, beside those of a matrix product
+    decode attention    8 sequences of 4,096 tokens, one query each: bytes of KV per second, beside a plain read
+    prefill attention   a piece of 512 tokens at the end of 4,096: FLOP per second, beside a matrix product
     products            the demo model's matrices, 1 to 512 rows, weights out of memory (a new matrix at every call)
 
 Every figure is the best of several passes, and passes of all kinds take turns: other work on the machine only slows.

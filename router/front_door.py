@@ -36,17 +36,19 @@ MAX_ATTEMPTS = 3
 
 class Dispatcher(Protocol):
     def dispatch(
-        self, request: GenerationRequest, hint: RouteHint
+        self, request: GenerationRequest, hint: RouteHint, *, whole: bool = False
     ) -> AsyncGenerator[tuple[WorkerId, TokenDelta], None]:
-        """Send to a replica and stream its deltas. Raises the replica's typed error, or ReplicaLost when the call
-        broke; both carry details["worker_id"] when the replica is known. details["dead"] is False where only the
-        call failed and the replica may well live."""
+        """Send to a replica and stream its deltas; with `whole`, many of them may come as one.
+
+        Raises the replica's typed error, or ReplicaLost when the call broke; both carry details["worker_id"] when the
+        replica is known. details["dead"] is False where only the call failed and the replica may well live."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Prepared:
     request: GenerationRequest
     hint: RouteHint
+    whole: bool
 
 
 class FrontDoor:
@@ -131,6 +133,8 @@ class FrontDoor:
                 cache_salt=call.cache_salt,
             ),
             hint=RouteHint(request_id=request_id, chunk_hashes=tuple(hashes), prompt_tokens=len(tokens)),
+            # With stop strings every token counts: it may be the one after which the engine need not go on.
+            whole=not call.streamed and not sampling.stop,
         )
 
     def _tokens(self, call: GenerationCall) -> list[int]:
@@ -158,7 +162,7 @@ class FrontDoor:
                 exclude=excluded,
             )
             try:
-                async with aclosing(self._dispatcher.dispatch(prepared.request, hint)) as stream:
+                async with aclosing(self._dispatcher.dispatch(prepared.request, hint, whole=prepared.whole)) as stream:
                     async for worker_id, delta in stream:
                         tokens_out += len(delta.token_ids)
                         yield worker_id, delta

@@ -23,7 +23,8 @@ class GenerationCall:
     model: public model name, "" for the only one.  prompt: text | token ids | chat messages (exactly one is set).
     prompt_field: what the client's protocol calls the prompt, for errors.
     max_tokens None: the endpoint's default (16 for completions, the rest of the model length for chat and gRPC).
-    timeout_s: client deadline.  sampling: keyword arguments of SamplingParams (seed may be absent: drawn).
+    timeout_s: client deadline.  streamed: the client reads piece by piece; else events may come in larger pieces.
+    sampling: keyword arguments of SamplingParams (seed may be absent: drawn).
     """
 
     model: str = ""
@@ -34,6 +35,7 @@ class GenerationCall:
     sampling: dict[str, Any] = field(default_factory=dict)
     cache_salt: str = ""
     timeout_s: float | None = None
+    streamed: bool = True
 
     @property
     def num_choices(self) -> int:

@@ -13,6 +13,7 @@ import asyncio
 import uuid
 from collections.abc import AsyncGenerator, Iterable, Sequence
 from contextlib import aclosing
+from dataclasses import replace
 from typing import Protocol, cast, runtime_checkable
 
 import grpc
@@ -70,7 +71,7 @@ class GrpcApi:
     async def generate_once(self, request: pb.GenerateRequest, context: RpcContext) -> pb.GenerateResponse:
         """Inference.GenerateOnce."""
         try:
-            async with aclosing(self._events(request, context)) as events:
+            async with aclosing(self._events(request, context, streamed=False)) as events:
                 collected = [event async for event in events]
             return grpc_convert.response_from(collected, _request_id(context))
         except Exception as error:
@@ -118,8 +119,10 @@ class GrpcApi:
             return kinds(status=kinds.SERVICE_UNKNOWN)
         return kinds(status=kinds.SERVING if self._status.ready() else kinds.NOT_SERVING)
 
-    def _events(self, request: pb.GenerateRequest, context: RpcContext) -> AsyncGenerator[GenerationEvent, None]:
-        call: GenerationCall = grpc_convert.call_from(request, _timeout_s(context))
+    def _events(
+        self, request: pb.GenerateRequest, context: RpcContext, *, streamed: bool = True
+    ) -> AsyncGenerator[GenerationEvent, None]:
+        call: GenerationCall = replace(grpc_convert.call_from(request, _timeout_s(context)), streamed=streamed)
         return cast("AsyncGenerator[GenerationEvent, None]", self._generator.generate(call))
 
 

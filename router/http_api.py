@@ -13,7 +13,7 @@ from __future__ import annotations
 import time
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, cast
 
 from fastapi import FastAPI, Request
@@ -23,10 +23,11 @@ from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 
 from cluster.core.errors import InvalidRequest, KvrayError, ModelNotFound, RequestCancelled
+from router.chunk_writer import ChunkWriter
 from router.generation import GenerationCall, GenerationEvent, Generator, StatusSource
 from router.http_replies import CHAT, COMPLETION, Reply, ReplyShape
 from router.http_schema import ChatBody, CompletionBody, parse
-from router.sse import DONE, EventStream, frame, until_disconnect
+from router.sse import EventStream, frame, until_disconnect
 from router.status import describe
 
 MAX_BODY_BYTES = 8 * 2**20
@@ -89,7 +90,7 @@ async def _answer(
     """Both generating endpoints, whole or streamed."""
     try:
         body = parse(body_kind, await _read_body(request))
-        call, services = body.call(), get_services()
+        call, services = replace(body.call(), streamed=body.streams), get_services()
         model = call.model or services.generator.models[0]
         reply = Reply(shape, model=model, created=int(clock()), num_choices=call.num_choices)
         if body.streams:
@@ -115,33 +116,28 @@ async def _stream(
     except BaseException:
         await events.aclose()
         raise
-    frames = _frames(first, events, reply, include_usage=include_usage)
+    frames = _frames(first, events, ChunkWriter(reply, include_usage=include_usage))
     # The generator must have begun, or closing it would not reach its `finally` and the events.
     await anext(frames)
     return EventStream(frames, headers=_headers(first))
 
 
-async def _frames(
-    first: GenerationEvent, events: _Events, reply: Reply, *, include_usage: bool
-) -> AsyncGenerator[bytes, None]:
+async def _frames(first: GenerationEvent, events: _Events, writer: ChunkWriter) -> AsyncGenerator[bytes, None]:
     """The stream's frames, after an empty one that only starts the generator."""
-    # With include_usage OpenAI's chunks have a usage of null until the last.
-    no_usage: dict[str, Any] = {"usage": None} if include_usage else {}
     last = first
     async with aclosing(events):
         yield b""
         try:
-            for chunk in reply.first_chunks():
-                yield frame(chunk | no_usage)
-            yield frame(reply.chunk(first) | no_usage)
+            for data in writer.opening():
+                yield data
+            yield writer.chunk(first)
             async for last in events:
-                yield frame(reply.chunk(last) | no_usage)
+                yield writer.chunk(last)
         except Exception as error:
             yield frame(describe(error).body())
             return
-        if include_usage:
-            yield frame(reply.usage_chunk(last.usage))
-        yield DONE
+        for data in writer.closing(last.usage):
+            yield data
 
 
 def _open(generator: Generator, call: GenerationCall) -> _Events:

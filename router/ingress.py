@@ -1,6 +1,6 @@
 """Ingress: the front door as a Ray Serve deployment. HTTP routes come from router.http_api, gRPC methods are here.
 
-Owns: building this process's routing state, index feed and services, and their end.
+Owns: building this process's routing state, index feed, token channels and services, and their end.
 Does not: contain request logic; every method hands over to GrpcApi or the FastAPI application.
 Invariants: the gRPC method names are those of the .proto services (Serve dispatches by method name); the replica
 becomes ready only when the index snapshot is in or the wait for it has ended (then it routes by load alone).
@@ -37,6 +37,7 @@ from router.route_ledger import RouteLedger
 from router.routing_state import RoutingState
 from router.scoring import create_policy
 from router.serve_dispatcher import ServeDispatcher
+from router.token_channels import TokenChannels
 
 logger = logging.getLogger(__name__)
 
@@ -62,11 +63,12 @@ class Ingress:
         await self._state.follower.start()
         if not await self._state.follower.wait_ready(READY_TIMEOUT_S):
             logger.warning("the index is not readable yet: routing by load until it is")
+        self._channels = TokenChannels(self._state.router_id)
         front_door = FrontDoor(
             model=self._config.public_name,
             tokenizer=tokenizer,
             scheme=scheme,
-            dispatcher=ServeDispatcher(workers, self._state.ledger),
+            dispatcher=ServeDispatcher(workers, self._state.ledger, self._channels),
             ledger=self._state.ledger,
             router_id=self._state.router_id,
             max_model_len=self._state.max_model_len,
@@ -117,5 +119,6 @@ class Ingress:
         return await self._grpc.health_list(request, grpc_context)
 
     async def __del__(self) -> None:
+        await self._channels.close()
         await self._state.follower.close()
         await self._reader.close()

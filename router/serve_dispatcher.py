@@ -1,12 +1,15 @@
 """ServeDispatcher: one call on the worker deployment's handle per request, for as long as the request lives.
 
-Owns: packing the request, passing the route hint, unpacking deltas, translating Ray's failures into ours.
-Does not: choose (PrefixAwareRouter does, inside the handle) or retry (front_door does).
+The replica answers over its token channel if this router is connected to it, else as items of the call.
+
+Owns: packing the request, passing the route hint, reading the call, translating Ray's failures into ours.
+Does not: choose (PrefixAwareRouter does, inside the handle), retry (front_door does) or hold sockets (token_channels).
 Invariants: leaving the stream early cancels the call; an infrastructure failure becomes ReplicaLost or Overloaded.
 """
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import AsyncGenerator
 from typing import Any
@@ -19,43 +22,75 @@ from ray.serve.handle import DeploymentHandle
 from cluster.core.errors import Overloaded, ReplicaLost
 from cluster.core.replica import WorkerId
 from cluster.core.request import GenerationRequest, TokenDelta
+from cluster.token_channel import WorkerCall, WorkerReply
 from router.prefix_router import HINT_KEYWORD
 from router.route_ledger import RouteLedger
 from router.routing_state import RouteHint
+from router.token_call import TokenCall
+from router.token_channels import TokenChannels
 
 logger = logging.getLogger(__name__)
 
 
 class ServeDispatcher:
-    def __init__(self, workers: DeploymentHandle, ledger: RouteLedger) -> None:
+    def __init__(self, workers: DeploymentHandle, ledger: RouteLedger, channels: TokenChannels) -> None:
         self._generate = workers.options(stream=True, method_name="generate")
         self._ledger = ledger
+        self._channels = channels
+        self._readers: set[asyncio.Task[None]] = set()
 
     async def dispatch(
-        self, request: GenerationRequest, hint: RouteHint
+        self, request: GenerationRequest, hint: RouteHint, *, whole: bool = False
     ) -> AsyncGenerator[tuple[WorkerId, TokenDelta], None]:
-        stream = self._generate.remote(msgpack.packb(request.to_wire()), **{HINT_KEYWORD: hint})
-        finished = False
+        with self._channels.call(request.request_id) as call:
+            payload = [request.to_wire(), WorkerCall(number=call.number, whole=whole).to_wire()]
+            stream = self._generate.remote(msgpack.packb(payload), **{HINT_KEYWORD: hint})
+            # It goes on after the last token, until Serve has seen the call's end.
+            reader = asyncio.create_task(self._read(stream, call))
+            self._readers.add(reader)
+            reader.add_done_callback(self._readers.discard)
+            finished = False
+            try:
+                while (item := await call.next()) is not None:
+                    worker_id, delta = item
+                    finished = delta.last
+                    if delta.error is not None:
+                        delta.error.details.setdefault("worker_id", worker_id)
+                        raise delta.error
+                    yield worker_id, delta
+                    if finished:
+                        return
+                finished = True
+            except BackPressureError as error:
+                raise Overloaded("every replica's queue is full", retry_after_s=1.0) from error
+            except DeploymentUnavailableError as error:
+                raise ReplicaLost("no replica can be reached") from error
+            except RayError as error:
+                finished = True
+                raise self._lost(request, error) from error
+            finally:
+                if not finished:
+                    stream.cancel()
+
+    async def _read(self, stream: Any, call: TokenCall) -> None:
+        """Pass on what the Serve call says, through to its end."""
         try:
             async for message in stream:
-                worker_id, wire = msgpack.unpackb(message)
-                delta = TokenDelta.from_wire(wire)
-                finished = delta.last
-                if delta.error is not None:
-                    delta.error.details.setdefault("worker_id", worker_id)
-                    raise delta.error
-                yield WorkerId(worker_id), delta
-            finished = True
-        except BackPressureError as error:
-            raise Overloaded("every replica's queue is full", retry_after_s=1.0) from error
-        except DeploymentUnavailableError as error:
-            raise ReplicaLost("no replica can be reached") from error
-        except RayError as error:
-            finished = True
-            raise self._lost(request, error) from error
-        finally:
-            if not finished:
-                stream.cancel()
+                reply = WorkerReply.from_wire(msgpack.unpackb(message))
+                worker_id = WorkerId(reply.worker_id)
+                if reply.offer is not None:
+                    self._channels.learn(worker_id, reply.offer)
+                if reply.delta is None:
+                    call.answered()
+                else:
+                    call.put(worker_id, reply.delta)
+        except asyncio.CancelledError:
+            call.over(ReplicaLost("the call to the replica was cancelled", dead=False))
+            raise
+        except Exception as error:
+            call.over(error)
+        else:
+            call.over()
 
     def _lost(self, request: GenerationRequest, error: RayError) -> ReplicaLost:
         life = self._ledger.booked_on(request.request_id)

@@ -22,10 +22,12 @@ DONE = b"data: [DONE]\n\n"
 
 T = TypeVar("T")
 
+_encode = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
+
 
 def frame(value: Mapping[str, Any]) -> bytes:
     """One event."""
-    return b"data: " + json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode("utf-8") + b"\n\n"
+    return b"data: " + _encode(value).encode("utf-8") + b"\n\n"
 
 
 class _CancelOnDisconnect:

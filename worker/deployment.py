@@ -1,9 +1,9 @@
 """LLMWorker: one replica as a Ray Serve deployment: Serve, health, Redis and streaming around an engine child.
 
-Owns: the life of the engine process and of the cache reporter; one stream per request.
-Does not: schedule, compute or choose; it contains no logic of its own.
-Invariants: the engine's death deregisters the replica at once and makes it unhealthy; request errors travel as
-data, so that they keep their type; the replica registers before it takes traffic.
+Owns: the life of the engine process, of the token channel and of the cache reporter; one Serve call per request.
+Does not: schedule, compute or choose; it contains no logic of its own (a request's is in worker.request_service).
+Invariants: the engine's death deregisters the replica at once and makes it unhealthy; the replica registers before it
+takes traffic.
 """
 
 from __future__ import annotations
@@ -12,16 +12,15 @@ import asyncio
 import logging
 import time
 from collections.abc import AsyncIterator
+from contextlib import aclosing
 from pathlib import Path
 from typing import Any
 
-import msgpack
+import ray
 from ray import serve
 
 from cluster.config import ClusterConfig
-from cluster.core.errors import KvrayError
 from cluster.core.replica import ReplicaInfo, WorkerId
-from cluster.core.request import GenerationRequest, TokenDelta
 from cluster.index.redis_writer import RedisWriter
 from cluster.model_source import resolve_model
 from cluster.route_scheme import route_scheme
@@ -31,7 +30,9 @@ from worker.cache_reporter import CacheReporter
 from worker.engine_client import EngineClient
 from worker.engine_process import ProcessEnginePort
 from worker.frame import EngineFrame
+from worker.request_service import RequestService
 from worker.runner import ModelFacts
+from worker.token_channel_server import TokenChannelServer
 
 logger = logging.getLogger(__name__)
 
@@ -48,6 +49,9 @@ class LLMWorker:
         self._port = ProcessEnginePort(self._config.engine, str(model_dir))
         self._engine = EngineClient(self._port, on_frame=self._on_frame, on_exit=self._on_exit)
         self._facts = await self._engine.start()
+        self._channel = TokenChannelServer(self._worker_id)
+        await self._channel.start(ray.util.get_node_ip_address())
+        self._requests = RequestService(self._engine, self._channel)
         assert self._config.index.redis_url is not None, "the launcher always sets redis_url"
         self._writer = RedisWriter.open(self._config.index, self._config.index.redis_url, self._config.public_name)
         self._reporter = CacheReporter(
@@ -64,14 +68,9 @@ class LLMWorker:
         logger.info("replica %s is ready", self._worker_id)
 
     async def generate(self, payload: bytes) -> AsyncIterator[bytes]:
-        """Stream msgpack [worker id, delta]; an error is the last delta."""
-        request = GenerationRequest.from_wire(msgpack.unpackb(payload))
-        try:
-            async for delta in self._engine.generate(request):
-                yield msgpack.packb([self._worker_id, delta.to_wire()])
-        except KvrayError as error:
-            failed = TokenDelta(request_id=request.request_id, error=error)
-            yield msgpack.packb([self._worker_id, failed.to_wire()])
+        async with aclosing(self._requests.answer(payload)) as replies:  # closing us must close it
+            async for reply in replies:
+                yield reply
 
     async def check_health(self) -> None:
         if not self._engine.alive:
@@ -81,6 +80,7 @@ class LLMWorker:
         await self._reporter.close()
         await self._writer.close()
         await self._engine.close()
+        await self._channel.close()
 
     def _replica_info(self, model_dir: Path) -> ReplicaInfo:
         facts: ModelFacts = self._facts

@@ -1,9 +1,9 @@
-"""EngineClient: an engine's frames as asyncio streams, one per request.
+"""EngineClient: an engine's frames, split into what each request gets.
 
-Owns: the table of live requests, and handing frames from the port's thread to the event loop.
+Owns: the table of live requests, and handing frames from the port's thread to the event loop, one wake-up each.
 Does not: run the engine, retry, or know Ray.
-Invariants: each stream ends with one last delta or raises ReplicaLost; leaving a stream early cancels its request;
-no queue outlives its stream.
+Invariants: each request ends with one last delta or raises ReplicaLost; leaving it early cancels it; nothing in the
+table outlives its caller.
 """
 
 from __future__ import annotations
@@ -11,11 +11,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 
 from cluster.core.errors import ReplicaLost
 from cluster.core.replica import ReplicaLoad
 from cluster.core.request import GenerationRequest, TokenDelta
+from worker.delta_sink import DeltaSink
 from worker.engine_port import EnginePort
 from worker.frame import EngineCommand, EngineFrame
 from worker.runner import ModelFacts
@@ -34,7 +35,7 @@ class EngineClient:
     ) -> None:
         self._port = port
         self._loop = asyncio.get_running_loop()
-        self._streams: dict[str, asyncio.Queue[TokenDelta]] = {}
+        self._streams: dict[str, _Stream] = {}
         self._observe = on_frame
         self._observe_exit = on_exit
         self._lost: str | None = None
@@ -53,25 +54,23 @@ class EngineClient:
 
     async def generate(self, request: GenerationRequest) -> AsyncIterator[TokenDelta]:
         """Deltas of one request. A refused request raises its typed error; a dead engine raises ReplicaLost."""
-        if self._lost is not None:
-            raise ReplicaLost(self._lost)
-        stream: asyncio.Queue[TokenDelta] = asyncio.Queue()
-        self._streams[request.request_id] = stream
-        done = False
-        try:
-            self._port.send(EngineCommand(add=request))
-            while not done:
-                delta = await stream.get()
-                done = delta.last
+        deltas: asyncio.Queue[TokenDelta] = asyncio.Queue()
+        with self._running(request, deltas.put_nowait):
+            last = False
+            while not last:
+                delta = await deltas.get()
+                last = delta.last
                 if delta.error is not None:
                     raise delta.error
                 yield delta
+
+    async def pump(self, request: GenerationRequest, sink: DeltaSink) -> None:
+        """Hand all deltas of one request to `sink`, its error too; then close it. ReplicaLost: one of both is gone."""
+        try:
+            with self._running(request, sink.put):
+                await sink.ended()
         finally:
-            if self._streams.get(request.request_id) is stream:
-                del self._streams[request.request_id]
-            if not done:
-                with contextlib.suppress(ReplicaLost):  # a dead engine has nothing to cancel
-                    self._port.send(EngineCommand(cancel=request.request_id))
+            sink.close()
 
     async def close(self) -> None:
         self._closing = True
@@ -82,16 +81,47 @@ class EngineClient:
         for delta in frame.deltas:
             stream = self._streams.get(delta.request_id)
             if stream is not None:
-                stream.put_nowait(delta)
+                stream.take(delta)
         if self._observe is not None:
             self._observe(frame)
 
     def deliver_exit(self, reason: str) -> None:
         self._lost = reason
         for request_id, stream in self._streams.items():
-            stream.put_nowait(TokenDelta(request_id=request_id, error=ReplicaLost(f"the engine is gone: {reason}")))
+            if not stream.ended:
+                stream.take(TokenDelta(request_id=request_id, error=ReplicaLost(f"the engine is gone: {reason}")))
         if self._observe_exit is not None and not self._closing:
             self._observe_exit(reason)
+
+    @contextlib.contextmanager
+    def _running(self, request: GenerationRequest, put: Callable[[TokenDelta], None]) -> Iterator[None]:
+        """The request is the engine's inside the block, and cancelled when the block ends before the answer does."""
+        if self._lost is not None:
+            raise ReplicaLost(self._lost)
+        stream = self._streams[request.request_id] = _Stream(put)
+        try:
+            self._port.send(EngineCommand(add=request))
+            yield
+        finally:
+            if self._streams.get(request.request_id) is stream:
+                del self._streams[request.request_id]
+            if not stream.ended:
+                with contextlib.suppress(ReplicaLost):  # a dead engine has nothing to cancel
+                    self._port.send(EngineCommand(cancel=request.request_id))
+
+
+class _Stream:
+    """One live request: who takes its deltas, and whether the last one came."""
+
+    __slots__ = ("_put", "ended")
+
+    def __init__(self, put: Callable[[TokenDelta], None]) -> None:
+        self._put = put
+        self.ended = False
+
+    def take(self, delta: TokenDelta) -> None:
+        self.ended = self.ended or delta.last
+        self._put(delta)
 
 
 class _LoopSink:

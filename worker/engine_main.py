@@ -2,8 +2,8 @@
 
 Owns: this process's start-up, its logging and its end.
 Does not: outlive its parent: a closed socket ends the loop.
-Invariants: the first message out is either {"facts"} or {"error"}; after it, one frame per step, and {"failed"} as
-the last one when the engine ends by itself.
+Invariants: the first message out is either {"facts"} or {"error"}; after it, one frame per step, the first with the
+load, and {"failed"} as the last one when the engine ends by itself.
 """
 
 from __future__ import annotations
@@ -13,10 +13,11 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from cluster.config import EngineConfig
 from cluster.core.errors import ConfigError, KvrayError
+from cluster.core.replica import ReplicaLoad
 from cluster.telemetry import configure_logging
 from worker.engine_factory import build_engine
 from worker.engine_loop import calm_garbage_collector, run_engine_loop
@@ -24,6 +25,9 @@ from worker.engine_wire import MessageSocket
 from worker.frame import EngineCommand, EngineFrame
 
 logger = logging.getLogger(__name__)
+
+# A fifth of the heartbeats' interval. What requests do (their number, uncached tokens) is told at once.
+LOAD_INTERVAL_S = 0.1
 
 
 class SocketCommands:
@@ -35,6 +39,32 @@ class SocketCommands:
     def drain(self, *, wait: bool) -> Sequence[EngineCommand] | None:
         messages = self._messages.read(wait=wait)
         return None if messages is None else [EngineCommand.from_wire(m) for m in messages]
+
+
+class FrameWriter:
+    """Sends a frame per step, with the load only when it says something new.
+
+    In a step of one token it would be most of the message, and both processes would pay for it with caches that the
+    weights have just emptied.
+    """
+
+    def __init__(self, messages: MessageSocket, clock: Callable[[], float]) -> None:
+        self._messages = messages
+        self._clock = clock
+        self._sent, self._sent_at = ReplicaLoad(), float("-inf")
+
+    def emit(self, frame: EngineFrame) -> None:
+        """A closed socket shows in the next drain."""
+        load, sent, now = frame.load, self._sent, self._clock()
+        news = (
+            now - self._sent_at >= LOAD_INTERVAL_S
+            or load.running != sent.running
+            or load.waiting != sent.waiting
+            or load.uncached_tokens != sent.uncached_tokens
+        )
+        if news:
+            self._sent, self._sent_at = load, now
+        self._messages.write(frame.to_wire(with_load=news))
 
 
 def main(fd: int) -> int:
@@ -56,12 +86,9 @@ def main(fd: int) -> int:
         return 1
     messages.write({"facts": facts.to_wire()})
 
-    def emit(frame: EngineFrame) -> None:
-        messages.write(frame.to_wire())  # a closed socket shows in the next drain
-
     calm_garbage_collector()
     try:
-        run_engine_loop(engine, SocketCommands(messages), emit, time.monotonic)
+        run_engine_loop(engine, SocketCommands(messages), FrameWriter(messages, time.monotonic).emit, time.monotonic)
     except Exception as error:
         logger.exception("the engine failed")
         messages.write({"failed": f"{type(error).__name__}: {error}"})

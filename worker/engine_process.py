@@ -20,6 +20,7 @@ import threading
 
 from cluster.config import EngineConfig
 from cluster.core.errors import ConfigError, ReplicaLost, from_wire
+from cluster.core.replica import ReplicaLoad
 from worker.engine_port import EngineSink
 from worker.engine_wire import MessageSocket
 from worker.frame import EngineCommand, EngineFrame
@@ -101,14 +102,16 @@ class ProcessEnginePort:
     def _read(self, sink: EngineSink, early: list[object]) -> None:
         assert self._socket is not None and self._process is not None
         messages: list[object] | None = early
-        reason = ""
+        reason, load = "", ReplicaLoad()
         try:
             while messages is not None:
                 for message in messages:
                     if isinstance(message, dict):
                         reason = f": {message['failed']}"
                     else:
-                        sink.on_frame(EngineFrame.from_wire(message))  # type: ignore[arg-type]
+                        frame = EngineFrame.from_wire(message, load)  # type: ignore[arg-type]
+                        load = frame.load
+                        sink.on_frame(frame)
                 messages = self._socket.read(wait=True)
         except Exception:
             logger.exception("engine process %d sent what is no frame and is killed", self._process.pid)

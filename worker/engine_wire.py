@@ -1,7 +1,7 @@
 """The socket between a replica process and its engine child: msgpack messages, read without threads.
 
-Owns: packing, unpacking and the blocking rules of one end of the socketpair.
-Does not: know what the messages mean.
+Owns: the blocking rules of one end of the socketpair.
+Does not: know what the messages mean, or how they are packed (cluster.framing).
 Invariants: messages arrive whole and in order; a closed peer reads as None, never as an exception.
 """
 
@@ -11,9 +11,10 @@ import contextlib
 import socket
 from typing import Any
 
-import msgpack
+from cluster.framing import MessagePacker, MessageReader
 
-_READ_BYTES = 1 << 20
+_READ_BYTES = 1 << 16
+_MAX_MESSAGE_BYTES = 1 << 30
 
 
 class MessageSocket:
@@ -22,8 +23,8 @@ class MessageSocket:
     def __init__(self, sock: socket.socket) -> None:
         self._sock = sock
         sock.setblocking(True)
-        self._unpacker = msgpack.Unpacker(raw=False, strict_map_key=False, max_buffer_size=1 << 30)
-        self._packer = msgpack.Packer()
+        self._reader = MessageReader(_MAX_MESSAGE_BYTES)
+        self._packer = MessagePacker()
 
     def write(self, message: Any) -> bool:
         """False when the peer is gone."""
@@ -35,15 +36,17 @@ class MessageSocket:
 
     def read(self, *, wait: bool) -> list[Any] | None:
         """All complete messages; with `wait`, at least one. None when the peer is gone."""
-        messages: list[Any] = []
+        messages: list[Any] = self._reader.take()
         while True:
-            messages.extend(self._unpacker)
             data = self._receive(wait=wait and not messages)
             if data is None:
                 return messages
             if not data:
                 return messages or None  # what came before the end is still delivered
-            self._unpacker.feed(data)
+            self._reader.feed(data)
+            messages += self._reader.take()
+            if messages and len(data) < _READ_BYTES:
+                return messages  # no more was there; asking again would cost a system call per step
 
     def close(self) -> None:
         # shutdown wakes a reader that blocks in another thread; close alone would not

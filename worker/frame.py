@@ -17,22 +17,24 @@ from cluster.core.request import GenerationRequest, TokenDelta
 
 @dataclass(frozen=True, slots=True)
 class EngineFrame:
-    """What one step produced."""
+    """What one step produced. The load may travel more rarely than the rest (engine_main.FrameWriter)."""
 
     deltas: tuple[TokenDelta, ...]
     events: tuple[CacheEvent, ...]
     load: ReplicaLoad
 
-    def to_wire(self) -> list[Any]:
-        return [[d.to_wire() for d in self.deltas], [e.to_wire() for e in self.events], self.load.to_wire()]
+    def to_wire(self, *, with_load: bool = True) -> list[Any]:
+        load = self.load.to_wire() if with_load else None
+        return [[d.to_wire() for d in self.deltas], [e.to_wire() for e in self.events], load]
 
     @classmethod
-    def from_wire(cls, wire: list[Any]) -> EngineFrame:
+    def from_wire(cls, wire: list[Any], load_before: ReplicaLoad) -> EngineFrame:
+        """`load_before`: the load of the frame before, for a frame that was sent without one."""
         deltas, events, load = wire
         return cls(
             tuple(TokenDelta.from_wire(d) for d in deltas),
             tuple(CacheEvent.from_wire(e) for e in events),
-            ReplicaLoad.from_wire(load),
+            load_before if load is None else ReplicaLoad.from_wire(load),
         )
 
 

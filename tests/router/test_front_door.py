@@ -254,3 +254,16 @@ async def test_other_errors_are_not_retried() -> None:
         await run(world, call())
     assert len(world.dispatcher.used) == 1
     assert world.live() == 0
+
+
+@pytest.mark.parametrize(
+    ("streamed", "stop", "whole"), [(True, [], False), (False, [], True), (False, ["."], False), (True, ["."], False)]
+)
+async def test_only_a_whole_answer_without_stop_strings_comes_in_large_pieces(
+    streamed: bool, stop: list[str], whole: bool
+) -> None:
+    """With a stop string the engine must be told at the token that completes it."""
+    world = DoorWorld([Attempt("a", answer("hello"))])
+    call = GenerationCall(text="hi", sampling={"stop": stop}, streamed=streamed)
+    assert "".join([event.text async for event in world.door.generate(call)]) == "hello"
+    assert world.attempts[0].whole is whole

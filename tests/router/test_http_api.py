@@ -191,6 +191,12 @@ def test_openai_chat_stream_with_usage(client: openai.OpenAI) -> None:
     assert (last.usage.completion_tokens, last.usage.prompt_tokens_details.cached_tokens) == (3, 4)
 
 
+@pytest.mark.parametrize("stream", [None, False, True])
+def test_the_front_door_knows_whether_anybody_reads_the_pieces(world: World, stream: bool | None) -> None:
+    assert world.post("/v1/completions", {"prompt": "hi", "stream": stream}).status_code == 200
+    assert world.call.streamed is bool(stream)
+
+
 def test_openai_models(client: openai.OpenAI) -> None:
     assert [model.id for model in client.models.list()] == ["demo/model"]
     assert client.models.retrieve("demo/model").owned_by == "kvray"

@@ -64,6 +64,7 @@ class Attempt:
     steps: list[Step]
     request: GenerationRequest | None = None
     hint: RouteHint | None = None
+    whole: bool = False
     sent: int = 0
     ending: str = "never asked"
 
@@ -77,12 +78,12 @@ class FakeDispatcher:
     used: list[Attempt] = field(default_factory=list)
 
     async def dispatch(
-        self, request: GenerationRequest, hint: RouteHint
+        self, request: GenerationRequest, hint: RouteHint, *, whole: bool = False
     ) -> AsyncGenerator[tuple[WorkerId, TokenDelta], None]:
         assert len(self.used) < len(self.attempts), "dispatched once more than the test expects"
         attempt = self.attempts[len(self.used)]
         self.used.append(attempt)
-        attempt.request, attempt.hint, attempt.ending = request, hint, "running"
+        attempt.request, attempt.hint, attempt.whole, attempt.ending = request, hint, whole, "running"
         self.ledger.book(request.request_id, WorkerId(attempt.worker), EPOCH, hint.prompt_tokens)
         try:
             for step in attempt.steps:

@@ -11,8 +11,11 @@ import fake_engine as fakes
 import pytest
 
 from cluster.config import EngineConfig
+from cluster.core.replica import ReplicaLoad
+from cluster.core.request import TokenDelta
 from worker import engine_main
 from worker.engine_wire import MessageSocket
+from worker.frame import EngineFrame
 
 
 @pytest.fixture
@@ -53,3 +56,28 @@ def test_wrong_books_are_the_last_message(
         "worker.engine_loop",
         "worker.engine_main",
     ]
+
+
+def test_the_load_travels_when_it_is_news() -> None:
+    ours, theirs = socket.socketpair()
+    child, reader = MessageSocket(theirs), MessageSocket(ours)
+    now = 0.0
+    writer = engine_main.FrameWriter(child, lambda: now)
+    delta = TokenDelta(request_id="a", token_ids=(1,))
+    idle, busy = ReplicaLoad(free_blocks=9), ReplicaLoad(free_blocks=8, running=1)
+    fuller = ReplicaLoad(free_blocks=7, running=1)
+    for at, load in [(0.0, idle), (0.01, busy), (0.02, fuller), (0.2, fuller), (0.21, busy), (0.22, idle)]:
+        now = at
+        writer.emit(EngineFrame((delta,), (), load))
+    wires = reader.read(wait=True)
+    assert wires is not None
+    load, seen = ReplicaLoad(), []
+    for wire in wires:
+        frame = EngineFrame.from_wire(wire, load)
+        assert frame.deltas == (delta,)
+        load = frame.load
+        seen.append(load)
+    assert [wire[2] is not None for wire in wires] == [True, True, False, True, False, True]
+    assert seen == [idle, busy, busy, fuller, fuller, idle]
+    reader.close()
+    child.close()

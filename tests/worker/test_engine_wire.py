@@ -112,7 +112,7 @@ def test_frames(pair: Pair) -> None:
         ),
         load=LOAD,
     )
-    back = EngineFrame.from_wire(pair.through(frame.to_wire()))
+    back = EngineFrame.from_wire(pair.through(frame.to_wire()), ReplicaLoad())
     assert back == frame
     assert [type(e.kind) for e in back.events] == [CacheEventKind] * 3
     assert [d.last for d in back.deltas] == [False, True, True]
@@ -129,7 +129,7 @@ def test_frames(pair: Pair) -> None:
 )
 def test_errors_in_deltas_keep_type_and_details(pair: Pair, error: KvrayError) -> None:
     frame = EngineFrame((TokenDelta(request_id="a", error=error),), (), ReplicaLoad())
-    back = EngineFrame.from_wire(pair.through(frame.to_wire())).deltas[0].error
+    back = EngineFrame.from_wire(pair.through(frame.to_wire()), ReplicaLoad()).deltas[0].error
     assert type(back) is type(error)
     assert (str(back), back.details) == (error.message, error.details)
 
@@ -211,7 +211,7 @@ def test_a_frame_with_a_reason_nobody_knows_is_refused() -> None:
     wire = TokenDelta(request_id="a", finish_reason=FinishReason.STOP).to_wire()
     wire[wire.index("stop")] = "tired"
     with pytest.raises(ValueError, match="tired"):
-        EngineFrame.from_wire([[wire], [], ReplicaLoad().to_wire()])
+        EngineFrame.from_wire([[wire], [], ReplicaLoad().to_wire()], ReplicaLoad())
 
 
 def test_a_command_with_a_value_out_of_range_raises_the_typed_error() -> None:

@@ -55,13 +55,13 @@ def test_what_is_no_journal_is_one_line(tmp_path: Path, line: str) -> None:
     run("record", tmp_path / "a")
     (tmp_path / "b").write_text((tmp_path / "a").read_text().splitlines()[0] + "\n" + line + "\n")
     result = run("diff", tmp_path / "a", tmp_path / "b")
-    assert result.exit_code == 1
+    assert result.exit_code == 2
     assert result.stderr == f"kvray: line 2 of {tmp_path / 'b'} is no journal entry\n"
 
 
 def test_a_place_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:
     result = run("record", tmp_path / "no" / "a")
-    assert result.exit_code == 1
+    assert result.exit_code == 2
     assert result.stderr == f"kvray: {tmp_path / 'no' / 'a'} cannot be written: No such file or directory\n"
 
 
