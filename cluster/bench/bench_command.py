@@ -11,9 +11,10 @@ from __future__ import annotations
 import asyncio
 import json
 import secrets
+import signal
 import sys
-from collections.abc import Mapping
-from contextlib import AsyncExitStack
+from collections.abc import Iterator, Mapping
+from contextlib import AsyncExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -47,7 +48,8 @@ def run_bench(given: Mapping[str, Any]) -> int:
         options = read_options(given)
         if options.png is not None:
             require_matplotlib()
-        results = asyncio.run(_bench(options, console))
+        with ended_by_signals():
+            results = asyncio.run(_bench(options, console))
         _show(results)
         results.write(json_file=options.json, markdown=options.markdown, png=options.png)
     except ConfigError as error:
@@ -56,6 +58,19 @@ def run_bench(given: Mapping[str, Any]) -> int:
     except KeyboardInterrupt:  # before the first run, or a second time
         return 1
     return 0 if any(summary.kept for summary in results.summaries) else 1
+
+
+@contextmanager
+def ended_by_signals() -> Iterator[None]:
+    """SIGTERM, and SIGINT also in a background job, which ignores it, end a run as Ctrl-C does: children stop."""
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGTERM, lambda _number, _frame: signal.raise_signal(signal.SIGINT))
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 async def _bench(options: BenchOptions, console: Console) -> Results:

@@ -11,6 +11,7 @@ namespace {
 
 constexpr int64_t kFewRows = 32;     // up to here products are cut by columns, above by rows
 constexpr int64_t kPrivateRows = 4;  // up to here every thread norms all rows for itself, which saves a barrier
+constexpr int64_t kBlockRows = 64;   // rows whose activations stay in cache through a layer
 constexpr int kStages = 6;           // counters per layer
 
 size_t aligned(int64_t bytes) { return static_cast<size_t>((bytes + 63) / 64 * 64); }
@@ -187,8 +188,9 @@ struct Decoder::Stages {
   }
 
   void many_rows() {
-    const int64_t share = (rows + d.pool_.size() * 4 - 1) / (d.pool_.size() * 4);
-    const int64_t grain = std::clamp<int64_t>((share + 5) / 6 * 6, 24, 96);
+    // Blocks of about kBlockRows, as many for each thread: with one more for some, the others would wait.
+    const int64_t rounds = std::max<int64_t>(1, (rows + kBlockRows * d.pool_.size() / 2) / (kBlockRows * d.pool_.size()));
+    const int64_t grain = (rows + rounds * d.pool_.size() - 1) / (rounds * d.pool_.size());
     for (int i = 0; i <= s.layers; ++i) {
       stage = 1 + static_cast<size_t>(i) * kStages;
       for_rows(grain, [&](int64_t first, int64_t last) {
