@@ -52,7 +52,7 @@ void AttentionPlan::prepare(const std::vector<Span>& spans) {
 
 size_t AttentionPlan::scratch_bytes() const {
   const size_t rows = static_cast<size_t>(queries_per_unit() * (heads_ / kv_heads_));
-  return rows * (4 * static_cast<size_t>(dim_) * 3 + 4 * kTile * 2 + 16) + 64 * 8;
+  return rows * (4 * static_cast<size_t>(dim_) * 3 + 4 * kTile * 2 + 16) + 8 * kTile * static_cast<size_t>(dim_) + 64 * 8;
 }
 
 Scratch AttentionPlan::scratch(void* memory) const {
@@ -69,6 +69,7 @@ Scratch AttentionPlan::scratch(void* memory) const {
   scratch.weights = take(rows * kTile * 4);
   scratch.tile = reinterpret_cast<float*>(take(rows * dim_ * 4));
   scratch.sum = reinterpret_cast<float*>(take(rows * dim_ * 4));
+  scratch.wide = reinterpret_cast<float*>(take(8 * kTile * static_cast<size_t>(dim_)));
   scratch.top = reinterpret_cast<float*>(take(rows * 16));
   return scratch;
 }

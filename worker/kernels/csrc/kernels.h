@@ -87,6 +87,7 @@ struct Scratch {
   void* weights;  // activations [rows, kTile]
   float* tile;    // [rows, dim] of the current tile
   float* sum;     // [rows, dim] of all tiles so far
+  float* wide;    // [2, kTile, dim]: a tile's keys and values as fp32
   float* top;     // [rows] and [rows]: maximum and total so far, then those of the tile
 };
 

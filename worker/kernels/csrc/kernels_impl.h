@@ -544,13 +544,74 @@ struct Attend {
     if (first >= end) return false;
     block0 = first / a.block_size;
     block1 = (end - 1) / a.block_size + 1;
-    RowTiles tiles(rows, P::kMaxRows);
-    int64_t row, count;
-    while (tiles.next(row, count)) with_rows<P::kMaxRows>(count, Scores{*this, row});
-    softmax();
-    RowTiles again(rows, P::kMaxRows);
-    while (again.next(row, count)) with_rows<P::kMaxRows>(count, Values{*this, row});
+    if constexpr (P::kWiden) {
+      if (rows > kStreamingRows) {
+        widen();
+        products<F32>();
+        return true;
+      }
+    }
+    products<P>();
     return true;
+  }
+
+  // Q is how the products read the tile: as it is stored, or widened to fp32.
+  template <class Q>
+  void products() {
+    RowTiles tiles(rows, Q::kMaxRows);
+    int64_t row, count;
+    while (tiles.next(row, count)) with_rows<Q::kMaxRows>(count, Scores<Q>{*this, row});
+    softmax();
+    RowTiles again(rows, Q::kMaxRows);
+    while (again.next(row, count)) with_rows<Q::kMaxRows>(count, Values<Q>{*this, row});
+  }
+
+  // The tile's keys [block][dim][block_size] and values [slot][dim] as fp32: the same numbers, widened once for all rows.
+  void widen() const {
+    const int64_t size = a.block_size;
+    for (int64_t block = block0; block < block1; ++block) {
+      const typename P::Stored* k = paged.keys(s, block, u.head);
+      const typename P::Stored* v = paged.values(s, block, u.head);
+      float* keys = wide_keys(block);
+      float* values = wide_values(block);
+      for (int64_t d = 0; d < a.dim; d += P::kStep) widen_row(k + d * size, keys + d * size, size);
+      const int64_t slots = least(size, end - block * size);
+      for (int64_t i = 0; i < slots; i += P::kStep) widen_row(v + i * a.dim, values + i * a.dim, a.dim);
+    }
+  }
+
+  // kStep interleaved rows of n numbers, as kStep rows one after the other.
+  KVRAY_INLINE void widen_row(const typename P::Stored* from, float* to, int64_t n) const {
+    for (int64_t i = 0; i < n; i += Vec::W) {
+      if constexpr (P::kStep == 2) {
+        F even, odd;
+        Vec::bf16_pairs(from + 2 * i, even, odd);
+        Vec::store(to + i, even);
+        Vec::store(to + n + i, odd);
+      } else {
+        Vec::store(to + i, P::widen(from + i));
+      }
+    }
+  }
+
+  float* wide_keys(int64_t block) const { return w.wide + (block * a.block_size - base) * a.dim; }
+  float* wide_values(int64_t block) const { return wide_keys(block) + static_cast<int64_t>(kTile) * a.dim; }
+
+  template <class Q>
+  KVRAY_INLINE const typename Q::Stored* keys_of(int64_t block) const {
+    if constexpr (sizeof(typename Q::Stored) == sizeof(typename P::Stored)) {
+      return paged.keys(s, block, u.head);
+    } else {
+      return wide_keys(block);
+    }
+  }
+  template <class Q>
+  KVRAY_INLINE const typename Q::Stored* values_of(int64_t block) const {
+    if constexpr (sizeof(typename Q::Stored) == sizeof(typename P::Stored)) {
+      return paged.values(s, block, u.head);
+    } else {
+      return wide_values(block);
+    }
   }
 
   // Walks over the keys or values of one tile, some lines at every step.
@@ -587,13 +648,14 @@ struct Attend {
   };
 
   // The scores of a tile's rows; meanwhile its values arrive.
+  template <class Q>
   struct Scores {
     Attend& t;
     int64_t row;
     template <int MR>
     KVRAY_INLINE void run() {
       if (t.streaming && row == 0) {
-        const int64_t steps = ceil_div((t.block1 - t.block0) * (t.a.block_size / Vec::W), vectors<P, MR>()) * t.a.dim / P::kStep;
+        const int64_t steps = ceil_div((t.block1 - t.block0) * (t.a.block_size / Vec::W), vectors<Q, MR>()) * t.a.dim / Q::kStep;
         Feed feed(t, t.s, t.u.head, false, t.block0, t.block1 - t.block0, steps);
         go<MR>(feed);
       } else {
@@ -604,21 +666,21 @@ struct Attend {
 
     template <int MR, class AnyFeed>
     KVRAY_INLINE void go(AnyFeed& feed) {
-      constexpr int NV = vectors<P, MR>();
+      constexpr int NV = vectors<Q, MR>();
       const Attention& a = t.a;
       const int per_block = a.block_size / Vec::W;
       const int64_t count = (t.block1 - t.block0) * per_block;
       for (int64_t v0 = 0; v0 < count; v0 += NV) {
-        const typename P::Stored* b[NV];
+        const typename Q::Stored* b[NV];
         KVRAY_UNROLL for (int v = 0; v < NV; ++v) {
           const int64_t at = least(v0 + v, count - 1);
-          b[v] = t.paged.keys(t.s, t.block0 + at / per_block, t.u.head) + (at % per_block) * Vec::W * P::kStep;
+          b[v] = t.template keys_of<Q>(t.block0 + at / per_block) + (at % per_block) * Vec::W * Q::kStep;
         }
         F acc[MR][NV];
         KVRAY_UNROLL for (int m = 0; m < MR; ++m) {
           KVRAY_UNROLL for (int v = 0; v < NV; ++v) acc[m][v] = Vec::zero();
         }
-        micro<P, MR, NV>(t.q + row * a.dim, a.dim, b, static_cast<int64_t>(P::kStep) * a.block_size, a.dim / P::kStep,
+        micro<Q, MR, NV>(t.q + row * a.dim, a.dim, b, static_cast<int64_t>(Q::kStep) * a.block_size, a.dim / Q::kStep,
                          acc, feed);
         float* out = t.w.scores + row * kTile + t.block0 * a.block_size - t.base + v0 * Vec::W;
         KVRAY_UNROLL for (int v = 0; v < NV; ++v) {
@@ -658,16 +720,17 @@ struct Attend {
   }
 
   // The weighted values; meanwhile the keys of the tile that comes next arrive.
+  template <class Q>
   struct Values {
     Attend& t;
     int64_t row;
     template <int MR>
     KVRAY_INLINE void run() {
       if (t.streaming && row == 0) {
-        const int64_t chunks = ceil_div(t.a.dim / Vec::W, vectors<P, MR>());
+        const int64_t chunks = ceil_div(t.a.dim / Vec::W, vectors<Q, MR>());
         const int64_t tile_blocks = kTile / t.a.block_size;
         Feed feed(t, t.a.spans[t.next->span], t.next->head, true, t.next->tile0 * tile_blocks, tile_blocks,
-                  chunks * ceil_div(t.end - t.block0 * t.a.block_size, P::kStep));
+                  chunks * ceil_div(t.end - t.block0 * t.a.block_size, Q::kStep));
         go<MR>(feed);
       } else {
         NoFeed none;
@@ -677,7 +740,7 @@ struct Attend {
 
     template <int MR, class AnyFeed>
     KVRAY_INLINE void go(AnyFeed& feed) {
-      constexpr int NV = vectors<P, MR>();
+      constexpr int NV = vectors<Q, MR>();
       const Attention& a = t.a;
       const int64_t count = a.dim / Vec::W;
       for (int64_t v0 = 0; v0 < count; v0 += NV) {
@@ -686,12 +749,12 @@ struct Attend {
           KVRAY_UNROLL for (int v = 0; v < NV; ++v) acc[m][v] = Vec::zero();
         }
         for (int64_t block = t.block0; block < t.block1; ++block) {
-          const typename P::Stored* v_block = t.paged.values(t.s, block, t.u.head);
-          const typename P::Stored* b[NV];
-          KVRAY_UNROLL for (int v = 0; v < NV; ++v) b[v] = v_block + least(v0 + v, count - 1) * Vec::W * P::kStep;
+          const typename Q::Stored* v_block = t.template values_of<Q>(block);
+          const typename Q::Stored* b[NV];
+          KVRAY_UNROLL for (int v = 0; v < NV; ++v) b[v] = v_block + least(v0 + v, count - 1) * Vec::W * Q::kStep;
           const int64_t slots = least(a.block_size, t.end - block * a.block_size);
-          micro<P, MR, NV>(t.weights + row * kTile + block * a.block_size - t.base, kTile, b,
-                           static_cast<int64_t>(P::kStep) * a.dim, ceil_div(slots, P::kStep), acc, feed);
+          micro<Q, MR, NV>(t.weights + row * kTile + block * a.block_size - t.base, kTile, b,
+                           static_cast<int64_t>(Q::kStep) * a.dim, ceil_div(slots, Q::kStep), acc, feed);
         }
         KVRAY_UNROLL for (int v = 0; v < NV; ++v) {
           if (v0 + v >= count) break;
