@@ -13,20 +13,18 @@ from __future__ import annotations
 import logging
 from array import array
 from pathlib import Path
-from typing import Any
 
 import torch
 
 from cluster.core.errors import ConfigError
 from worker.kernels import native
 from worker.kernels.cpu import CPU_LAYOUT
-from worker.kv_sizing import format_bytes
 from worker.kvcache.kv_pool import KvPool
 from worker.models.checkpoint import open_checkpoint
 from worker.models.decoder_spec import DecoderSpec
 from worker.models.decoder_weights import DecoderWeights
 from worker.models.executor import StepRows
-from worker.models.model_card import ModelCard, ModelGeometry, dtype_name, read_json
+from worker.models.model_card import CardProperties, ModelCard, dtype_name, read_json, require_memory
 
 logger = logging.getLogger(__name__)
 
@@ -45,7 +43,7 @@ def why_not_native(spec: DecoderSpec, block_size: int) -> str | None:
     return None
 
 
-class CpuDecoder:
+class CpuDecoder(CardProperties):
     attention = "cpu"
     kv_layout = CPU_LAYOUT
 
@@ -88,37 +86,12 @@ class CpuDecoder:
         chosen = getattr(torch, str(card.stored_dtype if dtype == "auto" else dtype), None)
         if chosen not in _DTYPES:
             chosen = torch.float32
-        needed = weights.weight_bytes(chosen.itemsize)
-        if needed > free_bytes:
-            raise ConfigError(
-                f"{model_dir.name} needs {format_bytes(needed)} ({needed} bytes) for its weights in "
-                f"{dtype_name(chosen)}, but cpu has {format_bytes(free_bytes)} free"
-            )
+        require_memory(model_dir.name, weights.weight_bytes(chosen.itemsize), free_bytes, chosen, "cpu")
         fitting = native.instruction_set(block_size, spec.head_dim, isa)
         if fitting is None:
             raise ConfigError(f"cannot run {model_dir.name} natively: {why_not_native(spec, block_size)}")
         logger.info("native kernels: %s, %d threads", fitting, threads)
         return cls(spec, weights, card, dtype=chosen, threads=threads, isa=fitting)
-
-    @property
-    def geometry(self) -> ModelGeometry:
-        return self._card.geometry
-
-    @property
-    def vocab_size(self) -> int:
-        return self.spec.vocab_size
-
-    @property
-    def model_limit(self) -> int:
-        return self._card.model_limit
-
-    @property
-    def eos_token_ids(self) -> tuple[int, ...]:
-        return self._card.eos_token_ids
-
-    @property
-    def rope_parameters(self) -> dict[str, Any]:
-        return dict(self._card.rope_parameters)
 
     def compute(self, rows: StepRows, pool: KvPool) -> torch.Tensor:
         wanted = len(rows.logit_rows)

@@ -13,19 +13,16 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from cluster.core.errors import ConfigError
-from worker.kv_sizing import format_bytes
 from worker.models.attention_hook import AttentionStep, LayerCall
 from worker.models.checkpoint import open_checkpoint
 from worker.models.decoder_spec import DecoderSpec
 from worker.models.decoder_weights import DecoderWeights, LayerWeights
-from worker.models.model_card import ModelCard, ModelGeometry, choose_dtype, dtype_name, read_json
+from worker.models.model_card import CardProperties, ModelCard, choose_dtype, read_json, require_memory
 
 Place = Callable[[Tensor], Tensor]
 
@@ -36,7 +33,7 @@ class _Layer:
     head_norm: Tensor | None  # [H + Hkv, D]: of the query heads, then of the key heads
 
 
-class Decoder:
+class Decoder(CardProperties):
     """A loaded model with the attributes of worker.models.transformers_backend.TransformersModel."""
 
     def __init__(
@@ -64,33 +61,8 @@ class Decoder:
         card = ModelCard.read(model_dir, spec)
         weights = DecoderWeights(spec, open_checkpoint(model_dir))
         chosen = choose_dtype(dtype, card.stored_dtype, device)
-        needed = weights.weight_bytes(chosen.itemsize)
-        if needed > free_bytes:
-            raise ConfigError(
-                f"{model_dir.name} needs {format_bytes(needed)} ({needed} bytes) for its weights in "
-                f"{dtype_name(chosen)}, but {device.type} has {format_bytes(free_bytes)} free"
-            )
+        require_memory(model_dir.name, weights.weight_bytes(chosen.itemsize), free_bytes, chosen, device.type)
         return cls(spec, weights, card, dtype=chosen, device=device)
-
-    @property
-    def geometry(self) -> ModelGeometry:
-        return self._card.geometry
-
-    @property
-    def vocab_size(self) -> int:
-        return self.spec.vocab_size
-
-    @property
-    def model_limit(self) -> int:
-        return self._card.model_limit
-
-    @property
-    def eos_token_ids(self) -> tuple[int, ...]:
-        return self._card.eos_token_ids
-
-    @property
-    def rope_parameters(self) -> dict[str, Any]:
-        return dict(self._card.rope_parameters)
 
     def forward(
         self,

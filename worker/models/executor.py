@@ -9,12 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 
 from worker.kvcache.kv_pool import KvPool
-from worker.models.model_card import ModelGeometry
+from worker.models.model_card import ModelProperties
 
 
 class RowSpan(NamedTuple):
@@ -34,22 +34,9 @@ class StepRows:
     logit_rows: Sequence[int]  # R: the rows whose logits are wanted
 
 
-class Executor(Protocol):
+class Executor(ModelProperties, Protocol):
     attention: str  # the backend's name
     kv_layout: str  # names the order of numbers inside a block
-    dtype: torch.dtype
-    weight_bytes: int
-
-    @property
-    def geometry(self) -> ModelGeometry: ...
-    @property
-    def vocab_size(self) -> int: ...
-    @property
-    def model_limit(self) -> int: ...
-    @property
-    def eos_token_ids(self) -> tuple[int, ...]: ...
-    @property
-    def rope_parameters(self) -> dict[str, Any]: ...
 
     def compute(self, rows: StepRows, pool: KvPool) -> torch.Tensor:
         """Logits [R, vocab_size]; valid until the next call."""

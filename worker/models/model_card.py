@@ -12,11 +12,12 @@ import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
 from cluster.core.errors import ConfigError
+from worker.kv_sizing import format_bytes
 from worker.models.decoder_spec import DecoderSpec, canonical_rope
 
 logger = logging.getLogger(__name__)
@@ -61,6 +62,59 @@ class ModelCard:
             eos_token_ids=_eos_token_ids(model_dir, config),
             rope_parameters=canonical_rope(config),
             stored_dtype=config.get("dtype") or config.get("torch_dtype"),
+        )
+
+
+class ModelProperties(Protocol):
+    """What every loaded model says of itself, whoever runs it."""
+
+    dtype: torch.dtype
+    weight_bytes: int
+
+    @property
+    def geometry(self) -> ModelGeometry: ...
+    @property
+    def vocab_size(self) -> int: ...
+    @property
+    def model_limit(self) -> int: ...
+    @property
+    def eos_token_ids(self) -> tuple[int, ...]: ...
+    @property
+    def rope_parameters(self) -> dict[str, Any]: ...
+
+
+class CardProperties:
+    """ModelProperties of a lean model, from its card."""
+
+    _card: ModelCard
+
+    @property
+    def geometry(self) -> ModelGeometry:
+        return self._card.geometry
+
+    @property
+    def vocab_size(self) -> int:
+        return self._card.vocab_size
+
+    @property
+    def model_limit(self) -> int:
+        return self._card.model_limit
+
+    @property
+    def eos_token_ids(self) -> tuple[int, ...]:
+        return self._card.eos_token_ids
+
+    @property
+    def rope_parameters(self) -> dict[str, Any]:
+        return dict(self._card.rope_parameters)
+
+
+def require_memory(name: str, needed: int, free_bytes: int, dtype: torch.dtype, device: str) -> None:
+    """ConfigError when weights of `needed` bytes do not fit."""
+    if needed > free_bytes:
+        raise ConfigError(
+            f"{name} needs {format_bytes(needed)} ({needed} bytes) for its weights in {dtype_name(dtype)}, "
+            f"but {device} has {format_bytes(free_bytes)} free"
         )
 
 

@@ -7,7 +7,7 @@ Invariants: as worker.models.executor.Executor.
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 
@@ -15,24 +15,11 @@ from worker.kernels.base import AttentionBackend, AttentionMetadata, SequenceSpa
 from worker.kvcache.kv_pool import KvPool
 from worker.models.attention_hook import AttentionStep, PagedStep
 from worker.models.executor import StepRows
-from worker.models.model_card import ModelGeometry
+from worker.models.model_card import ModelProperties
 
 
-class TorchModel(Protocol):
+class TorchModel(ModelProperties, Protocol):
     device: torch.device
-    dtype: torch.dtype
-    weight_bytes: int
-
-    @property
-    def geometry(self) -> ModelGeometry: ...
-    @property
-    def vocab_size(self) -> int: ...
-    @property
-    def model_limit(self) -> int: ...
-    @property
-    def eos_token_ids(self) -> tuple[int, ...]: ...
-    @property
-    def rope_parameters(self) -> dict[str, Any]: ...
 
     def forward(
         self, token_ids: torch.Tensor, positions: torch.Tensor, logit_rows: torch.Tensor, step: AttentionStep

@@ -17,11 +17,10 @@ from typing import Any
 import torch
 
 from cluster.core.errors import ConfigError
-from worker.kv_sizing import format_bytes
 from worker.models import attention_hook, compatibility
 from worker.models.attention_hook import AttentionStep, ProbeStep
 from worker.models.fingerprint import checkpoint_bytes
-from worker.models.model_card import ModelGeometry, choose_dtype
+from worker.models.model_card import ModelGeometry, choose_dtype, require_memory
 from worker.models.model_card import dtype_name as dtype_name
 
 
@@ -36,11 +35,7 @@ class TransformersModel:
         self.text_config: Any = config.get_text_config()
         self.dtype = choose_dtype(dtype, config.dtype or self.text_config.dtype, device)
         needed = checkpoint_bytes(model_dir, self.dtype.itemsize)
-        if needed > free_bytes:
-            raise ConfigError(
-                f"{model_dir.name} needs {format_bytes(needed)} ({needed} bytes) for its weights in "
-                f"{dtype_name(self.dtype)}, but {device.type} has {format_bytes(free_bytes)} free"
-            )
+        require_memory(model_dir.name, needed, free_bytes, self.dtype, device.type)
         self._model = _load(model_dir, self.dtype).to(device).eval()
         self.weight_bytes = sum(parameter.nbytes for parameter in self._model.parameters())
         self.geometry = self._probe(model_dir.name)
