@@ -4,24 +4,29 @@
 
 namespace kvray {
 
-AttentionPlan::AttentionPlan(int heads, int kv_heads, int dim) : heads_(heads), kv_heads_(kv_heads), dim_(dim) {
-  partial_floats_ = queries_per_unit() * (heads / kv_heads) * (dim + 2);
-}
+constexpr int64_t kUnitsPerThread = 8;  // enough that threads end at about the same time
 
-int64_t AttentionPlan::queries_per_unit() const { return std::max<int64_t>(1, kQueryRows / (heads_ / kv_heads_)); }
+AttentionPlan::AttentionPlan(int heads, int kv_heads, int dim) : kv_heads_(kv_heads), group_(heads / kv_heads), dim_(dim) {}
 
-void AttentionPlan::prepare(const std::vector<Span>& spans) {
+int64_t AttentionPlan::most_queries() const { return std::max(split_queries(), int64_t{kQueryFloats} / dim_ / group_); }
+int64_t AttentionPlan::split_queries() const { return std::max<int64_t>(1, kSplitRows / group_); }
+
+void AttentionPlan::prepare(const std::vector<Span>& spans, int threads) {
   spans_ = spans;
   units_.clear();
   any_wide_ = false;
-  const int64_t queries = queries_per_unit();
+  partial_floats_ = 0;
+  int64_t rows = 0;
+  for (const Span& span : spans_) rows += span.count;
+  const int64_t queries = std::clamp(rows * kv_heads_ / (kUnitsPerThread * threads), split_queries(), most_queries());
   int32_t slots = 0, joins = 0;
   for (int32_t s = 0; s < static_cast<int32_t>(spans_.size()); ++s) {
     const Span& span = spans_[s];
     const auto tiles_to = [&](int64_t query) {
       return static_cast<int32_t>((span.start + query) / kTile + 1);  // tiles that the query at this row sees
     };
-    if (span.count <= queries) {
+    if (span.count <= split_queries()) {
+      partial_floats_ = std::max(partial_floats_, span.count * group_ * (dim_ + 2));
       const int32_t tiles = tiles_to(span.count - 1), count = static_cast<int32_t>(span.count);
       for (int32_t t = 0; t < tiles; ++t) {  // heads innermost: in a block they lie side by side
         for (int32_t head = 0; head < kv_heads_; ++head) {
@@ -51,12 +56,12 @@ void AttentionPlan::prepare(const std::vector<Span>& spans) {
 }
 
 size_t AttentionPlan::scratch_bytes() const {
-  const size_t rows = static_cast<size_t>(queries_per_unit() * (heads_ / kv_heads_));
+  const size_t rows = static_cast<size_t>(most_queries() * group_);
   return rows * (4 * static_cast<size_t>(dim_) * 3 + 4 * kTile * 2 + 16) + 8 * kTile * static_cast<size_t>(dim_) + 64 * 8;
 }
 
 Scratch AttentionPlan::scratch(void* memory) const {
-  const size_t rows = static_cast<size_t>(queries_per_unit() * (heads_ / kv_heads_));
+  const size_t rows = static_cast<size_t>(most_queries() * group_);
   auto* at = static_cast<char*>(memory);
   const auto take = [&](size_t bytes) {
     auto* part = at;

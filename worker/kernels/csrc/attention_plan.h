@@ -18,8 +18,8 @@ class AttentionPlan {
  public:
   AttentionPlan(int heads, int kv_heads, int dim);
 
-  // counts, starts, blocks: per span; tables: their block tables, one after the other.
-  void prepare(const std::vector<Span>& spans);
+  // `threads` decides how finely the work is cut, which changes no bits.
+  void prepare(const std::vector<Span>& spans, int threads);
 
   const std::vector<Span>& spans() const { return spans_; }
   const std::vector<Unit>& units() const { return units_; }
@@ -32,14 +32,15 @@ class AttentionPlan {
   Scratch scratch(void* memory) const;
 
  private:
-  int64_t queries_per_unit() const;
+  int64_t most_queries() const;   // that a unit may have: their rows stay in cache
+  int64_t split_queries() const;  // a span with no more of them is split by tile
 
-  int heads_, kv_heads_, dim_;
+  int kv_heads_, group_, dim_;
   std::vector<Span> spans_;
   std::vector<Unit> units_;
   bool any_wide_ = false;
   Buffer partials_;
-  int64_t partial_floats_;
+  int64_t partial_floats_ = 0;
   std::unique_ptr<std::atomic<int32_t>[]> joins_;
   size_t num_joins_ = 0;
 };

@@ -11,7 +11,7 @@ namespace {
 
 constexpr int64_t kFewRows = 32;     // up to here products are cut by columns, above by rows
 constexpr int64_t kPrivateRows = 4;  // up to here every thread norms all rows for itself, which saves a barrier
-constexpr int64_t kBlockRows = 64;   // rows whose activations stay in cache through a layer
+constexpr int64_t kBlockRows = 128;  // rows whose activations stay in cache through a layer
 constexpr int kStages = 6;           // counters per layer
 
 size_t aligned(int64_t bytes) { return static_cast<size_t>((bytes + 63) / 64 * 64); }
@@ -307,7 +307,7 @@ struct Decoder::Stages {
 void Decoder::step(const StepInput& input) {
   const int64_t rows = static_cast<int64_t>(input.tokens.size());
   if (rows == 0) return;
-  plan_.prepare(input.spans);
+  plan_.prepare(input.spans, pool_.size());
   reserve(rows, static_cast<int64_t>(input.logit_rows.size()));
   for (auto& counter : counters_) counter.next.store(0, std::memory_order_relaxed);
   const int64_t pairs = static_cast<int64_t>(shape_.inv_freq.size());

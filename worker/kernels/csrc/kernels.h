@@ -18,7 +18,8 @@ constexpr int kTile = 256;       // KV positions of one attention tile; fixes th
 constexpr int kHalfPanel = 8;    // gate and up alternate in runs of this many columns
 constexpr int kMaxDim = 1024;    // of a head
 constexpr int kWidePanels = 4;   // panels that a thread may hold widened to fp32
-constexpr int kQueryRows = 24;   // query rows (queries x group) that share one pass over a KV tile
+constexpr int kQueryFloats = 6144;  // numbers of the query rows (queries x group) that share one pass over a KV tile
+constexpr int kSplitRows = 24;      // a span with no more query rows is split by tile, so that all threads share it
 
 enum class Epilogue : int {
   Store,    // y = acc + bias

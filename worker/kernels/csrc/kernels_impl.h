@@ -26,6 +26,7 @@ using F = Vec::F;
 
 #define KVRAY_INLINE inline __attribute__((always_inline))
 #define KVRAY_UNROLL _Pragma("GCC unroll 16")
+#define KVRAY_TWICE _Pragma("GCC unroll 2")
 
 constexpr float kLowest = -__builtin_inff();
 constexpr int kPanelVectors = kPanel / Vec::W;
@@ -198,7 +199,7 @@ struct NoFeed {
 template <class P, int MR, int NV, class Feed>
 KVRAY_INLINE void micro(const typename P::Act* a, int64_t lda, const typename P::Stored* const (&b)[NV], int64_t group,
                         int64_t groups, F (&acc)[MR][NV], Feed& feed) {
-  for (int64_t g = 0; g < groups; ++g) {
+  KVRAY_TWICE for (int64_t g = 0; g < groups; ++g) {
     feed.step();
     P::template step<MR, NV>(a + g * P::kStep, lda, b, g * group, acc);
   }
@@ -214,6 +215,30 @@ KVRAY_INLINE void micro_stream(const typename P::Act* a, int64_t lda, const type
     KVRAY_UNROLL for (int v = 0; v < NV; v += (kLine > 0 ? kLine : 1)) Vec::prefetch(b[v] + g * group + kAhead);
     P::template step<MR, NV>(a + g * P::kStep, lda, b, g * group, acc);
   }
+}
+
+// Weights that are wanted next, asked for a few lines at a time, evenly over the work before them.
+struct Later {
+  const char* at;
+  const char* end;
+  int64_t lines;  // each time
+  KVRAY_INLINE void some() {
+    for (int64_t i = 0; i < lines && at < end; ++i, at += 64) Vec::prefetch_far(at);
+  }
+};
+constexpr int64_t kBetween = 32;  // K between two calls of Later::some
+
+// As micro, where several passes go over the same weights: those that follow are fetched meanwhile, or memory would idle.
+template <class P, int MR, int NV>
+KVRAY_INLINE void micro_passes(const typename P::Act* a, int64_t lda, const typename P::Stored* const (&b)[NV],
+                             int64_t group, int64_t groups, F (&acc)[MR][NV], Later& later) {
+  constexpr int64_t kChunk = kBetween / P::kStep;
+  int64_t g = 0;
+  for (; g + kChunk <= groups; g += kChunk) {
+    later.some();
+    KVRAY_TWICE for (int64_t i = g; i < g + kChunk; ++i) P::template step<MR, NV>(a + i * P::kStep, lda, b, i * group, acc);
+  }
+  for (; g < groups; ++g) P::template step<MR, NV>(a + g * P::kStep, lda, b, g * group, acc);
 }
 
 // Calls fn with the row count, at most Most, as a constant.
@@ -244,8 +269,8 @@ template <class P>
 struct GemmRows {
   const Gemm& g;
   int64_t row, panel0, panel1;
-  int64_t base;        // the panel at g.b
-  int64_t turn, turns;  // this pass over the panels, and how many there are
+  int64_t base;  // the panel at g.b
+  Later* later;  // null: these rows are the only ones, and the panels stream from memory
 
   template <int MR>
   KVRAY_INLINE void run() {
@@ -263,32 +288,26 @@ struct GemmRows {
       KVRAY_UNROLL for (int m = 0; m < MR; ++m) {
         KVRAY_UNROLL for (int v = 0; v < NV; ++v) acc[m][v] = Vec::zero();
       }
-      if (turns == 1 && MR <= 4) {
-        micro_stream<P, MR, NV>(a, g.lda, b, P::kStep * kPanel, g.groups, acc);
+      if (later != nullptr) {
+        fetch_outputs<MR, NP>(p);
+        micro_passes<P, MR, NV>(a, g.lda, b, P::kStep * kPanel, g.groups, acc, *later);
       } else {
-        Ahead<NV> ahead{b, (panel1 - panel0) * panel_size, turns, turn + 1};
-        micro<P, MR, NV>(a, g.lda, b, P::kStep * kPanel, g.groups, acc, ahead);
+        micro_stream<P, MR, NV>(a, g.lda, b, P::kStep * kPanel, g.groups, acc);
       }
       finish<MR, NV>(p, acc);
     }
   }
 
-  // Several passes over the same panels: each fetches its share of the panels that follow, or memory would idle while
-  // these are in cache.
-  template <int NV>
-  struct Ahead {
-    const typename P::Stored* const (&b)[NV];
-    int64_t at;
-    const int64_t turns;
-    int64_t wait;
-    KVRAY_INLINE void step() {
-      if (--wait == 0) {
-        wait = turns;
-        KVRAY_UNROLL for (int v = 0; v < NV; v += kPanelVectors) Vec::prefetch_far(b[v] + at);
-      }
-      at += P::kStep * kPanel;
+  // The lines that the rows' results will go to: many rows' outputs are not in the nearest cache any more.
+  template <int MR, int NP>
+  KVRAY_INLINE void fetch_outputs(int64_t p) {
+    const bool gated = g.epilogue == Epilogue::SiluMul;
+    const int64_t size = gated ? sizeof(typename P::Act) : sizeof(float), columns = gated ? kHalfPanel : kPanel;
+    const char* y = static_cast<const char*>(g.y) + (row * g.ldy + p * columns) * size;
+    KVRAY_UNROLL for (int m = 0; m < MR; ++m) {
+      for (int64_t at = 0; at < NP * columns * size; at += 64) Vec::prefetch(y + m * g.ldy * size + at);
     }
-  };
+  }
 
   template <int MR, int NV>
   KVRAY_INLINE void finish(int64_t p, F (&acc)[MR][NV]) {
@@ -341,11 +360,11 @@ struct GemmRows {
 };
 
 template <class P>
-void gemm_panels(const Gemm& g, int64_t row0, int64_t row1, int64_t panel0, int64_t panel1, int64_t base) {
+void gemm_panels(const Gemm& g, int64_t row0, int64_t row1, int64_t panel0, int64_t panel1, int64_t base, Later* later) {
   RowTiles tiles(row1 - row0, P::kMaxRows);
   int64_t first, count;
   while (tiles.next(first, count)) {
-    with_rows<P::kMaxRows>(count, GemmRows<P>{g, row0 + first, panel0, panel1, base, tiles.tile - 1, tiles.tiles});
+    with_rows<P::kMaxRows>(count, GemmRows<P>{g, row0 + first, panel0, panel1, base, later});
   }
 }
 
@@ -370,22 +389,39 @@ void widen_panel(const Gemm& g, int64_t panel, float* to) {
 }
 
 template <class P>
+KVRAY_INLINE int64_t panel_bytes(const Gemm& g) {
+  return g.groups * P::kStep * kPanel * static_cast<int64_t>(sizeof(typename P::Stored));
+}
+
+// The `panels` panels from `panel` on; behind a matrix lies the next one, and fetching beyond the last does no harm.
+template <class P>
+KVRAY_INLINE Later fetch_later(const Gemm& g, int64_t rows, int64_t panel, int64_t panels) {
+  const int64_t bytes = panel_bytes<P>(g);
+  const char* from = static_cast<const char*>(g.b) + panel * bytes;
+  constexpr int64_t kAtOnce = vectors<P, P::kMaxRows>() / kPanelVectors;  // panels that a tile of rows takes together
+  const int64_t times = ceil_div(rows, P::kMaxRows) * ceil_div(panels, kAtOnce) * most(1, g.groups * P::kStep / kBetween);
+  return Later{from, from + panels * bytes, ceil_div(panels * bytes, 64 * times)};
+}
+
+template <class P>
 void gemm_rows(const Gemm& g, int64_t row0, int64_t row1, int64_t panel0, int64_t panel1, float* scratch) {
   constexpr int64_t kPanels = 4 / kPanelVectors;  // panels that stay in cache while the rows pass over them
-  if constexpr (P::kWiden) {
-    if (row1 - row0 >= kManyRows) {
-      Gemm wide = g;
-      wide.b = scratch;
-      wide.groups = g.groups * P::kStep;
-      for (int64_t p = panel0; p < panel1; p += kPanels) {
-        const int64_t end = least(p + kPanels, panel1);
+  const int64_t rows = row1 - row0;
+  for (int64_t p = panel0; p < panel1; p += kPanels) {
+    const int64_t end = least(p + kPanels, panel1);
+    Later later = fetch_later<P>(g, rows, end, kPanels);
+    if constexpr (P::kWiden) {
+      if (rows >= kManyRows) {
+        Gemm wide = g;
+        wide.b = scratch;
+        wide.groups = g.groups * P::kStep;
         for (int64_t i = p; i < end; ++i) widen_panel<P>(g, i, scratch + (i - p) * wide.groups * kPanel);
-        gemm_panels<F32>(wide, row0, row1, p, end, p);
+        gemm_panels<F32>(wide, row0, row1, p, end, p, &later);
+        continue;
       }
-      return;
     }
+    gemm_panels<P>(g, row0, row1, p, end, 0, rows > P::kMaxRows ? &later : nullptr);
   }
-  for (int64_t p = panel0; p < panel1; p += kPanels) gemm_panels<P>(g, row0, row1, p, least(p + kPanels, panel1), 0);
 }
 
 // ---- Rows ---------------------------------------------------------------------------------------------------------
@@ -594,26 +630,21 @@ struct Attend {
     }
   }
 
+  template <class Q>
+  static constexpr bool is_wide() {
+    return sizeof(typename Q::Stored) != sizeof(typename P::Stored);
+  }
   float* wide_keys(int64_t block) const { return w.wide + (block * a.block_size - base) * a.dim; }
   float* wide_values(int64_t block) const { return wide_keys(block) + static_cast<int64_t>(kTile) * a.dim; }
 
   template <class Q>
   KVRAY_INLINE const typename Q::Stored* keys_of(int64_t block) const {
-    if constexpr (sizeof(typename Q::Stored) == sizeof(typename P::Stored)) {
-      return paged.keys(s, block, u.head);
-    } else {
+    if constexpr (is_wide<Q>()) {
       return wide_keys(block);
-    }
-  }
-  template <class Q>
-  KVRAY_INLINE const typename Q::Stored* values_of(int64_t block) const {
-    if constexpr (sizeof(typename Q::Stored) == sizeof(typename P::Stored)) {
-      return paged.values(s, block, u.head);
     } else {
-      return wide_values(block);
+      return paged.keys(s, block, u.head);
     }
   }
-
   // Walks over the keys or values of one tile, some lines at every step.
   struct Feed {
     const Attend& t;
@@ -748,13 +779,14 @@ struct Attend {
         KVRAY_UNROLL for (int m = 0; m < MR; ++m) {
           KVRAY_UNROLL for (int v = 0; v < NV; ++v) acc[m][v] = Vec::zero();
         }
-        for (int64_t block = t.block0; block < t.block1; ++block) {
-          const typename Q::Stored* v_block = t.template values_of<Q>(block);
-          const typename Q::Stored* b[NV];
-          KVRAY_UNROLL for (int v = 0; v < NV; ++v) b[v] = v_block + least(v0 + v, count - 1) * Vec::W * Q::kStep;
-          const int64_t slots = least(a.block_size, t.end - block * a.block_size);
-          micro<Q, MR, NV>(t.weights + row * kTile + block * a.block_size - t.base, kTile, b,
-                           static_cast<int64_t>(Q::kStep) * a.dim, ceil_div(slots, Q::kStep), acc, feed);
+        if constexpr (is_wide<Q>()) {  // they lie one after the other: one product over all of them
+          const int64_t from = t.block0 * a.block_size - t.base;
+          add<MR, NV>(t.wide_values(t.block0), from, t.end - t.base - from, v0, acc, feed);
+        } else {
+          for (int64_t block = t.block0; block < t.block1; ++block) {
+            const int64_t slots = least(a.block_size, t.end - block * a.block_size);
+            add<MR, NV>(t.paged.values(t.s, block, t.u.head), block * a.block_size - t.base, slots, v0, acc, feed);
+          }
         }
         KVRAY_UNROLL for (int v = 0; v < NV; ++v) {
           if (v0 + v >= count) break;
@@ -763,6 +795,17 @@ struct Attend {
           }
         }
       }
+    }
+
+    // `slots` values from `values` on, with the weights of positions from `from` on in the tile.
+    template <int MR, int NV, class AnyFeed>
+    KVRAY_INLINE void add(const typename Q::Stored* values, int64_t from, int64_t slots, int64_t v0, F (&acc)[MR][NV],
+                          AnyFeed& feed) {
+      const int64_t dim = t.a.dim;
+      const typename Q::Stored* b[NV];
+      KVRAY_UNROLL for (int v = 0; v < NV; ++v) b[v] = values + least(v0 + v, dim / Vec::W - 1) * Vec::W * Q::kStep;
+      micro<Q, MR, NV>(t.weights + row * kTile + from, kTile, b, static_cast<int64_t>(Q::kStep) * dim,
+                       ceil_div(slots, Q::kStep), acc, feed);
     }
   };
 

@@ -255,7 +255,7 @@ class PyAttention {
     }
     float* to = out.data();
     nb::gil_scoped_release release;
-    plan_.prepare(all);
+    plan_.prepare(all, pool_.size());
     scratch_.grow(plan_.scratch_bytes() * static_cast<size_t>(pool_.size()));
     act_.grow(static_cast<size_t>(rows * a.ldo * kernels_->act_bytes(type)));
     a.spans = plan_.spans().data(), a.out = act_.as<void>();

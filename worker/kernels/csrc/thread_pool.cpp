@@ -4,6 +4,7 @@
 
 #ifdef __linux__
 #include <linux/futex.h>
+#include <pthread.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 #else
@@ -49,6 +50,9 @@ void ThreadPool::start(Job job, void* context) {
 }
 
 void ThreadPool::work(int thread) {
+#ifdef __linux__
+  pthread_setname_np(pthread_self(), "kvray-pool");  // seen in top -H
+#endif
   uint32_t seen = 0;
   while (true) {
     wait(jobs_, seen);
