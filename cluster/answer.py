@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from cluster.core.logprobs import PromptLogprobs, TokenLogprob
 from cluster.core.request import FinishReason, TokenDelta
 from cluster.core.sampling import SamplingParams
 from cluster.text_stream import TextStream
@@ -17,16 +18,20 @@ from cluster.tokenizer import Tokenizer
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AnswerPiece:
+    """logprobs and prompt_logprobs as in TokenDelta; the former are those of `token_ids`."""
+
     text: str
     token_ids: tuple[int, ...]
     finish_reason: FinishReason | None
+    logprobs: tuple[TokenLogprob, ...] | None = None
+    prompt_logprobs: PromptLogprobs | None = None
 
 
 class AnswerStreams:
     """One stream per choice of a request."""
 
     def __init__(self, tokenizer: Tokenizer, sampling: SamplingParams) -> None:
-        self._open = {choice: _AnswerStream(tokenizer, sampling.stop) for choice in range(sampling.num_choices)}
+        self._open = {choice: _AnswerStream(tokenizer, sampling) for choice in range(sampling.num_choices)}
 
     @property
     def done(self) -> bool:
@@ -45,10 +50,13 @@ class AnswerStreams:
 
 
 class _AnswerStream:
-    """`stop`: strings that end the answer."""
-
-    def __init__(self, tokenizer: Tokenizer, stop: tuple[str, ...]) -> None:
-        self._text = TextStream(tokenizer, stop)
+    def __init__(self, tokenizer: Tokenizer, sampling: SamplingParams) -> None:
+        self._text = TextStream(
+            tokenizer,
+            sampling.stop,
+            include_stop=sampling.include_stop_str_in_output,
+            min_tokens=sampling.min_tokens if sampling.stop else 0,
+        )
 
     def feed(self, delta: TokenDelta) -> AnswerPiece:
         piece = self._text.feed(delta.token_ids)
@@ -57,4 +65,10 @@ class _AnswerStream:
             text += self._text.finish()
             stopped = self._text.stopped
         reason = FinishReason.STOP if stopped else delta.finish_reason
-        return AnswerPiece(text=text, token_ids=piece.token_ids, finish_reason=reason)
+        return AnswerPiece(
+            text=text,
+            token_ids=piece.token_ids,
+            finish_reason=reason,
+            logprobs=None if delta.logprobs is None else delta.logprobs[: len(piece.token_ids)],
+            prompt_logprobs=delta.prompt_logprobs,
+        )

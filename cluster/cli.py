@@ -28,7 +28,9 @@ app.add_typer(lab, name="lab")
 Model = Annotated[str, typer.Option(help="demo, a Hugging Face id, or a local directory")]
 Dtype = Annotated[str, typer.Option(help="auto (as stored), float32, bfloat16 or float16")]
 Device = Annotated[str, typer.Option(help="auto, cpu or cuda")]
-AttentionBackend = Annotated[str, typer.Option(help="auto, cpu (native kernels) or reference (plain torch)")]
+AttentionBackend = Annotated[
+    str, typer.Option(help="auto, cpu (native kernels), flash, triton (both CUDA) or reference")
+]
 KvMemory = Annotated[
     str | None, typer.Option(help="KV memory per replica, such as 2GiB (default: a share of what is free)")
 ]
@@ -96,8 +98,17 @@ def generate(  # noqa: PLR0913 - one parameter per option
     temperature: Annotated[float, typer.Option(help="0 is greedy")] = 0.0,
     top_k: Annotated[int, typer.Option(help="0 is off")] = 0,
     top_p: Annotated[float, typer.Option(help="1 is off")] = 1.0,
+    min_p: Annotated[float, typer.Option(help="least share of the likeliest token's probability; 0 is off")] = 0.0,
+    repetition_penalty: Annotated[float, typer.Option(help="above 0, up to 2; 1 is off")] = 1.0,
+    presence_penalty: Annotated[float, typer.Option(help="-2 to 2; 0 is off")] = 0.0,
+    frequency_penalty: Annotated[float, typer.Option(help="-2 to 2; 0 is off")] = 0.0,
     seed: Annotated[int, typer.Option(help="keys the random stream")] = 0,
     stop: Annotated[list[str] | None, typer.Option(help="text that ends the answer; may be repeated")] = None,
+    include_stop: Annotated[bool, typer.Option("--include-stop", help="print the stop text, too")] = False,
+    min_tokens: Annotated[int, typer.Option(help="shortest answer, in tokens")] = 0,
+    ignore_eos: Annotated[bool, typer.Option("--ignore-eos", help="go on past the model's end")] = False,
+    logprobs: Annotated[int | None, typer.Option(help="log probabilities and so many alternatives (--json)")] = None,
+    prompt_logprobs: Annotated[int | None, typer.Option(help="the same of the prompt (--json)")] = None,
     n: Annotated[int | None, typer.Option("--n", help="answers (default: one, or all beams)")] = None,
     best_of: Annotated[int | None, typer.Option(help="draw so many samples and show the n likeliest")] = None,
     beam_width: Annotated[int, typer.Option(help="beam search with so many beams; 0 is off")] = 0,
@@ -125,13 +136,25 @@ def generate(  # noqa: PLR0913 - one parameter per option
         temperature=temperature,
         top_k=top_k,
         top_p=top_p,
+        min_p=min_p,
+        repetition_penalty=repetition_penalty,
+        presence_penalty=presence_penalty,
+        frequency_penalty=frequency_penalty,
         seed=seed,
+        min_tokens=min_tokens,
+        ignore_eos=ignore_eos,
         stop=tuple(stop or ()),
+        include_stop_str_in_output=include_stop,
+        logprobs=logprobs,
+        prompt_logprobs=prompt_logprobs,
         n=n,
         best_of=best_of,
         beam_width=beam_width,
         length_penalty=length_penalty,
     )
+    if (logprobs, prompt_logprobs) != (None, None) and not json:
+        _complain("logprobs" if prompt_logprobs is None else "prompt_logprobs", "log probabilities need --json")
+        raise typer.Exit(2)
     from cluster.generate_command import run_generate
 
     _run(run_generate, config.engine, sys.stdin.read() if prompt == "-" else prompt, sampling, chat=chat, as_json=json)
@@ -145,6 +168,29 @@ def status(
     from cluster.status_command import run_status
 
     _run(run_status, address)
+
+
+@app.command()
+def doctor(
+    model: Annotated[str, typer.Option(help="a local directory, for its sizes; nothing is fetched")] = "demo",
+    host: Annotated[str, typer.Option(help="address to listen on")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="HTTP port")] = 8000,
+    grpc_port: Annotated[int, typer.Option(help="gRPC port")] = 9000,
+    redis_url: Annotated[str | None, typer.Option(help="Redis or Valkey (default: a private server)")] = None,
+    device: Device = "auto",
+    attention_backend: AttentionBackend = "auto",
+    block_size: BlockSize = 16,
+    json: Annotated[bool, typer.Option("--json", help="print one JSON object")] = False,
+) -> None:
+    """Check this machine: device, driver, torch, attention backend, Redis, ports, Ray. Exit code 1 when one failed."""
+    chunks = min(max(block_size, 1), 1024)  # as in plan: nothing here has chunks
+    cache = {"block_size": block_size, "chunk_tokens": chunks}
+    engine = {"model": model, "device": device, "attention_backend": attention_backend, "cache": cache}
+    serve = {"host": host, "port": port, "grpc_port": grpc_port}
+    config = _config(engine=engine, index={"redis_url": redis_url}, serve=serve)
+    from cluster.doctor_command import run_doctor
+
+    _run(run_doctor, config, as_json=json)
 
 
 @app.command()

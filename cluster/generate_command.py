@@ -16,6 +16,7 @@ from typing import Any
 from rich.console import Console
 
 from cluster.config import EngineConfig
+from cluster.core.logprobs import PromptLogprobs, TokenLogprob
 from cluster.core.sampling import SamplingParams
 from cluster.offline import OfflineEngine, OfflinePiece
 from cluster.progress import resolve_with_progress
@@ -60,16 +61,25 @@ class _Answer:
     token_ids: list[int] = field(default_factory=list)
     finish_reason: str | None = None
     score: float | None = None
+    logprobs: list[TokenLogprob] = field(default_factory=list)
+    prompt_logprobs: PromptLogprobs | None = None
 
     def add(self, piece: OfflinePiece) -> None:
         self.text += piece.text
         self.token_ids += piece.token_ids
         self.finish_reason = piece.finish_reason or self.finish_reason
         self.score = piece.score
+        self.logprobs += piece.logprobs or ()
+        self.prompt_logprobs = piece.prompt_logprobs or self.prompt_logprobs
 
     def to_json(self) -> dict[str, Any]:
-        score = {} if self.score is None else {"score": self.score}
-        return {"text": self.text, "token_ids": self.token_ids, "finish_reason": self.finish_reason, **score}
+        found: dict[str, Any] = {"text": self.text, "token_ids": self.token_ids, "finish_reason": self.finish_reason}
+        if self.score is not None:
+            found["score"] = self.score
+        for name, logprobs in (("logprobs", self.logprobs), ("prompt_logprobs", self.prompt_logprobs)):
+            if logprobs:
+                found[name] = [one and {"logprob": one.logprob, "top": one.top} for one in logprobs]
+        return found
 
 
 def _print_choices(answers: Sequence[_Answer]) -> None:

@@ -19,6 +19,7 @@ from typing import Any
 from cluster.answer import AnswerStreams
 from cluster.config import EngineConfig
 from cluster.core.errors import ReplicaLost
+from cluster.core.logprobs import PromptLogprobs, TokenLogprob
 from cluster.core.replica import ReplicaLoad
 from cluster.core.request import FinishReason, GenerationRequest, TokenDelta
 from cluster.core.sampling import SamplingParams
@@ -30,7 +31,7 @@ from worker.frame import EngineCommand, EngineFrame
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OfflinePiece:
-    """New text and tokens of one choice. cached_tokens, finish_reason, index and score as in TokenDelta."""
+    """New text and tokens of one choice. All else as in TokenDelta; `index` is its choice."""
 
     text: str
     token_ids: tuple[int, ...]
@@ -38,6 +39,8 @@ class OfflinePiece:
     finish_reason: FinishReason | None
     index: int = 0
     score: float | None = None
+    logprobs: tuple[TokenLogprob, ...] | None = None
+    prompt_logprobs: PromptLogprobs | None = None
 
 
 class OfflineEngine:
@@ -81,6 +84,8 @@ class OfflineEngine:
                     finish_reason=piece.finish_reason,
                     index=delta.choice,
                     score=delta.score,
+                    logprobs=piece.logprobs,
+                    prompt_logprobs=piece.prompt_logprobs,
                 )
                 if answers.done:
                     return

@@ -6,7 +6,8 @@ Owns: incremental decoding, and looking for stop strings in the generated text.
 Does not: see the prompt or decide about stop token ids and lengths (worker.scheduler).
 Invariants: without a stop string the pieces, `finish()` included, add up to `tokenizer.decode(all ids)`; an
 incomplete UTF-8 tail is held back while more tokens may complete it (64 tokens at most), and `finish()` gives it
-out as U+FFFD, as `decode` does; stop text is never given out; how tokens are cut into feeds never changes the text.
+out as U+FFFD, as `decode` does; stop text is given out only where it was asked for, and nothing behind it ever; how
+tokens are cut into feeds never changes the text.
 
 Which stop string wins: the one that is complete first, as generation would meet it character by character; of
 those that end at the same character the longest.
@@ -38,11 +39,18 @@ class TextPiece:
 
 
 class TextStream:
-    """State of one answer. After a stop, further feeds add nothing."""
+    """State of one answer. After a stop, further feeds add nothing.
 
-    def __init__(self, tokenizer: Tokenizer, stop: tuple[str, ...] = ()) -> None:
+    include_stop: the stop string is given out too.  min_tokens: one that is complete with the first so many tokens is
+    plain text.
+    """
+
+    def __init__(
+        self, tokenizer: Tokenizer, stop: tuple[str, ...] = (), *, include_stop: bool = False, min_tokens: int = 0
+    ) -> None:
         self._detokenizer = _Detokenizer(tokenizer)
-        self._matcher = _StopMatcher(stop)
+        self._matcher = _StopMatcher(stop, include_stop)
+        self._unstoppable = min_tokens
 
     @property
     def stopped(self) -> bool:
@@ -56,12 +64,17 @@ class TextStream:
             if self._matcher.stopped:
                 break
             used += 1
-            texts.append(self._matcher.feed(self._detokenizer.feed(token_id)))
+            text = self._detokenizer.feed(token_id)
+            if self._unstoppable:
+                self._unstoppable -= 1
+                texts.append(self._matcher.feed(text, may_stop=False))
+            else:
+                texts.append(self._matcher.feed(text))
         return TextPiece(text="".join(texts), token_ids=tuple(token_ids[:used]), stopped=self._matcher.stopped)
 
     def finish(self) -> str:
         """No more tokens will come: the text that was held back. Call once; `stopped` may turn True here."""
-        text = "" if self.stopped else self._matcher.feed(self._detokenizer.finish())
+        text = "" if self.stopped else self._matcher.feed(self._detokenizer.finish(), may_stop=not self._unstoppable)
         return text + self._matcher.finish()
 
 
@@ -106,20 +119,21 @@ class _Detokenizer:
 class _StopMatcher:
     """Passes text through, except for an end that may be the beginning of a stop string."""
 
-    def __init__(self, stop: tuple[str, ...]) -> None:
+    def __init__(self, stop: tuple[str, ...], include: bool) -> None:
         self._stop = stop
+        self._include = include
         self._longest = max((len(text) for text in stop), default=0)
         self._held = ""
         self.stopped = False
 
-    def feed(self, text: str) -> str:
+    def feed(self, text: str, *, may_stop: bool = True) -> str:
         if not self._stop or not text:
             return text
         buffer = self._held + text
-        start = self._first_stop(buffer)
-        if start is not None:
+        found = self._first_stop(buffer, len(self._held)) if may_stop else None
+        if found is not None:
             self.stopped, self._held = True, ""
-            return buffer[:start]
+            return buffer[: found[1] if self._include else found[0]]
         keep = self._beginning(buffer)
         self._held = buffer[len(buffer) - keep :]
         return buffer[: len(buffer) - keep]
@@ -128,10 +142,14 @@ class _StopMatcher:
         held, self._held = self._held, ""
         return held
 
-    def _first_stop(self, buffer: str) -> int | None:
-        """Where the stop string starts that is complete first."""
-        found = [(start + len(text), start) for text in self._stop if (start := buffer.find(text)) >= 0]
-        return min(found)[1] if found else None
+    def _first_stop(self, buffer: str, seen: int) -> tuple[int, int] | None:
+        """Start and end of the stop string that is complete first, behind the first `seen` characters."""
+        starts = ((text, buffer.find(text, max(0, seen - len(text) + 1))) for text in self._stop)
+        found = [(start + len(text), start) for text, start in starts if start >= 0]
+        if not found:
+            return None
+        end, start = min(found)
+        return start, end
 
     def _beginning(self, buffer: str) -> int:
         """Length of the longest end of `buffer` that begins a stop string."""

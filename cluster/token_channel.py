@@ -23,9 +23,10 @@ from cluster.core.request import TokenDelta
 
 PROTOCOL = "kvray-tokens-1"
 HANDSHAKE_TIMEOUT_S = 5.0
-MAX_MESSAGE_BYTES = 16 * 2**20
-# What may wait in a replica for a router that does not read: hours of one stream, then the router is cut off.
-MAX_BUFFER_BYTES = 4 * 2**20
+MAX_MESSAGE_BYTES = 64 * 2**20
+# What may wait in a replica for a router that does not read: hours of one stream, or the log probabilities of a dozen
+# long prompts; then the router is cut off.
+MAX_BUFFER_BYTES = 16 * 2**20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

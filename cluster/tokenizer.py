@@ -19,6 +19,7 @@ import tokenizers
 from cluster.chat_template import ChatTemplate
 from cluster.core.errors import ConfigError, InvalidRequest
 from cluster.core.hashing import digest_of
+from cluster.token_bytes import TokenBytes
 
 
 class Tokenizer:
@@ -35,6 +36,7 @@ class Tokenizer:
         self._vocab_size = int(backend.get_vocab_size(with_added_tokens=True))
         added = backend.get_added_tokens_decoder()
         self._special_ids = frozenset(token_id for token_id, token in added.items() if token.special)
+        self._token_bytes = TokenBytes(backend)
         self._id_limit = max((self._vocab_size, *(token_id + 1 for token_id in added)))
         self.revision = _revision(content, template)
 
@@ -77,6 +79,10 @@ class Tokenizer:
     def decode(self, token_ids: Sequence[int]) -> str:
         """Text of `token_ids` without control tokens. Bytes that are no valid UTF-8 become U+FFFD."""
         return str(self._backend.decode(list(token_ids), skip_special_tokens=True))
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """What one token writes, also half a character; a control token its name."""
+        return self._token_bytes.of(token_id)
 
     def _encode(self, text: str, *, field: str, add_special_tokens: bool) -> list[int]:
         try:

@@ -34,7 +34,7 @@ class ChunkWriter:
         return [frame(chunk | self._no_usage) for chunk in self._reply.first_chunks()]
 
     def chunk(self, event: GenerationEvent) -> bytes:
-        if event.finish_reason is not None or event.score is not None or not event.text:
+        if event.finish_reason is not None or not event.text or _has_more_than_text(event):
             return frame(self._reply.chunk(event) | self._no_usage)
         template = self._templates.get(event.index)
         if template is None:
@@ -50,3 +50,7 @@ class ChunkWriter:
         chunk = self._reply.chunk(dataclasses.replace(event, text=_MARK)) | self._no_usage
         before, after = frame(chunk).split(json.dumps(_MARK).encode("ascii"))
         return before, after
+
+
+def _has_more_than_text(event: GenerationEvent) -> bool:
+    return event.score is not None or event.logprobs is not None or event.prompt_logprobs is not None

@@ -3,9 +3,9 @@
 validate -> tokenise and hash once, off the event loop -> dispatch token ids -> turn deltas back into text, and
 route again when a replica refuses or dies before the first token.
 
-Owns: validation against the model, seeds, deadlines, stop strings, usage counts, re-routing, the ledger's
-prefill_done and release.
-Does not: know HTTP or protobuf (router.http_api, router.grpc_api), Ray (Dispatcher) or choose replicas.
+Owns: validation against the model, seeds, deadlines, re-routing, the ledger's prefill_done and release.
+Does not: turn deltas into events (answer_events), know HTTP or protobuf (router.http_api, router.grpc_api), Ray
+(Dispatcher) or choose replicas.
 Invariants: tokens reach the client once; a booking is always released; an early exit cancels the request.
 """
 
@@ -20,14 +20,14 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from cluster.answer import AnswerStreams
 from cluster.core.errors import DeadlineExceeded, InvalidRequest, ModelNotFound, Overloaded, ReplicaLost, RequestTooLong
 from cluster.core.hashing import RouteScheme, hash_prompt, root_hash
 from cluster.core.replica import WorkerId
 from cluster.core.request import GenerationRequest, TokenDelta
 from cluster.core.sampling import SamplingParams
 from cluster.tokenizer import Tokenizer
-from router.generation import GenerationCall, GenerationEvent, Usage
+from router.answer_events import AnswerEvents
+from router.generation import GenerationCall, GenerationEvent
 from router.route_ledger import RouteLedger
 from router.routing_state import RouteHint
 
@@ -49,6 +49,7 @@ class _Prepared:
     request: GenerationRequest
     hint: RouteHint
     whole: bool
+    echo: str | None
 
 
 class FrontDoor:
@@ -123,7 +124,8 @@ class FrontDoor:
             )
         request_id = uuid.uuid4().hex
         root = root_hash(self._scheme.with_salt(call.cache_salt))
-        hashes = hash_prompt(root, tokens, self._scheme.chunk_tokens)
+        reads_cache = sampling.prompt_logprobs is None  # else nobody's cache helps, and the load alone decides
+        hashes = hash_prompt(root, tokens, self._scheme.chunk_tokens) if reads_cache else []
         return _Prepared(
             request=GenerationRequest(
                 request_id=request_id,
@@ -135,6 +137,7 @@ class FrontDoor:
             hint=RouteHint(request_id=request_id, chunk_hashes=tuple(hashes), prompt_tokens=len(tokens)),
             # With stop strings every token counts: it may be the one after which the engine need not go on.
             whole=not call.streamed and not sampling.stop,
+            echo=(self._tokenizer.decode(tokens) if call.text is None else call.text) if call.echo else None,
         )
 
     def _tokens(self, call: GenerationCall) -> list[int]:
@@ -187,31 +190,16 @@ class FrontDoor:
     async def _events(
         self, prepared: _Prepared, deltas: AsyncIterator[tuple[WorkerId, TokenDelta]]
     ) -> AsyncGenerator[GenerationEvent, None]:
-        request = prepared.request
-        answers = AnswerStreams(self._tokenizer, request.sampling)
-        completion, cached, first = 0, 0, True
+        answers, first = AnswerEvents(self._tokenizer, prepared.request, prepared.echo), True
         async for worker_id, delta in deltas:
             if first:
                 first = False
-                self._ledger.prefill_done(request.request_id)
-            cached = delta.cached_tokens if delta.cached_tokens is not None else cached
-            piece = answers.feed(delta)
-            if piece is None:
-                continue
-            completion += len(piece.token_ids)
-            yield GenerationEvent(
-                text=piece.text,
-                token_ids=piece.token_ids,
-                usage=Usage(
-                    prompt_tokens=len(request.prompt_token_ids), completion_tokens=completion, cached_tokens=cached
-                ),
-                replica=worker_id,
-                finish_reason=piece.finish_reason,
-                index=delta.choice,
-                score=delta.score,
-            )
-            if answers.done:
-                return
+                self._ledger.prefill_done(prepared.request.request_id)
+            event = answers.event(worker_id, delta)
+            if event is not None:
+                yield event
+                if answers.done:
+                    return
 
 
 async def _next_before(

@@ -1,6 +1,6 @@
 """The front door's transport-free vocabulary: what HTTP and gRPC hand in, and what they get back.
 
-Owns: GenerationCall, GenerationEvent, Usage, the Generator and StatusSource protocols.
+Owns: GenerationCall, GenerationEvent, LogprobEntry, Usage, the Generator and StatusSource protocols.
 Does not: parse HTTP or protobuf (router.http_api, router.grpc_api) or choose replicas.
 Invariants: exactly one of text, token_ids, messages is the prompt; the last event of every choice, and only it, has a
 finish_reason; errors are raised as `KvrayError`, before or between events.
@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from cluster.core.replica import Epoch, ReplicaInfo, ReplicaLoad, WorkerId
 from cluster.core.request import FinishReason
@@ -24,6 +24,7 @@ class GenerationCall:
     prompt_field: what the client's protocol calls the prompt, for errors.
     max_tokens None: the endpoint's default (16 for completions, the rest of the model length for chat and gRPC).
     timeout_s: client deadline.  streamed: the client reads piece by piece; else events may come in larger pieces.
+    echo: every choice begins with the prompt's text; so do its log probabilities, where the prompt's are asked for.
     sampling: keyword arguments of SamplingParams (seed may be absent: drawn).
     """
 
@@ -36,6 +37,7 @@ class GenerationCall:
     cache_salt: str = ""
     timeout_s: float | None = None
     streamed: bool = True
+    echo: bool = False
 
     @property
     def num_choices(self) -> int:
@@ -52,11 +54,24 @@ class Usage:
     cached_tokens: int
 
 
+class LogprobEntry(NamedTuple):
+    """A token and what the model thought of it. piece: its bytes.  logprob: None for a prompt's first token.
+
+    top: the likeliest tokens at this place, best first.
+    """
+
+    token_id: int
+    piece: bytes
+    logprob: float | None
+    top: tuple[LogprobEntry, ...] = ()
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GenerationEvent:
     """New text and tokens of one choice of a call. `replica` is the worker that produced them.
 
-    index: which choice.  score: of a finished beam.
+    index: which choice.  score: of a finished beam.  logprobs: of the new tokens, where they were asked for;
+    `text_offsets` says where each token's text begins.  prompt_logprobs: of all prompt tokens, once per call.
     """
 
     text: str
@@ -66,6 +81,9 @@ class GenerationEvent:
     finish_reason: FinishReason | None = None
     index: int = 0
     score: float | None = None
+    logprobs: tuple[LogprobEntry, ...] | None = None
+    text_offsets: tuple[int, ...] = ()
+    prompt_logprobs: tuple[LogprobEntry, ...] | None = None
 
 
 class Generator(Protocol):

@@ -14,11 +14,12 @@ from typing import Any
 from cluster.core.errors import InvalidRequest
 from cluster.core.request import FinishReason
 from cluster.rpc import inference_pb2 as pb
-from router.generation import GenerationCall, GenerationEvent, ReplicaStatus, Usage
+from router.generation import GenerationCall, GenerationEvent, LogprobEntry, ReplicaStatus, Usage
 
 _OPTIONAL_SAMPLING = (
     *("temperature", "top_k", "top_p", "seed", "max_tokens", "ignore_eos"),
-    *("n", "best_of", "beam_width", "length_penalty"),
+    *("n", "best_of", "beam_width", "length_penalty", "min_tokens", "include_stop_str_in_output"),
+    *("min_p", "repetition_penalty", "presence_penalty", "frequency_penalty", "logprobs", "prompt_logprobs"),
 )
 _EARLY_STOPPING: dict[int, bool | str] = {pb.EARLY_STOPPING_FIRST: True, pb.EARLY_STOPPING_NEVER: "never"}
 
@@ -74,6 +75,8 @@ def _sampling(options: pb.SamplingOptions) -> dict[str, Any]:
         sampling["stop"] = tuple(options.stop)
     if options.stop_token_ids:
         sampling["stop_token_ids"] = tuple(options.stop_token_ids)
+    if options.logit_bias:
+        sampling["logit_bias"] = tuple(sorted(options.logit_bias.items()))
     if options.early_stopping:
         sampling["early_stopping"] = _EARLY_STOPPING.get(options.early_stopping, options.early_stopping)
     return sampling
@@ -98,6 +101,8 @@ def chunk_from(event: GenerationEvent, request_id: str) -> pb.GenerateChunk:
         usage=_usage(event.usage),
         index=event.index,
         score=event.score,
+        logprobs=_logprobs(event.logprobs),
+        prompt_logprobs=_logprobs(event.prompt_logprobs),
     )
 
 
@@ -116,6 +121,7 @@ def response_from(events: Sequence[GenerationEvent], request_id: str) -> pb.Gene
         finish_reason=first.finish_reason,
         usage=_usage(last.usage),
         choices=choices,
+        prompt_logprobs=[entry for event in events for entry in _logprobs(event.prompt_logprobs)],
     )
 
 
@@ -127,7 +133,17 @@ def _choice(events: Sequence[GenerationEvent]) -> pb.Choice:
         token_ids=[token for event in events for token in event.token_ids],
         finish_reason=_FINISH_REASONS[last.finish_reason],
         score=last.score,
+        logprobs=[entry for event in events for entry in _logprobs(event.logprobs)],
     )
+
+
+def _logprobs(entries: Sequence[LogprobEntry] | None) -> list[pb.TokenLogprob]:
+    return [
+        pb.TokenLogprob(
+            token_id=entry.token_id, piece=entry.piece, logprob=entry.logprob, top=_logprobs(entry.top or None)
+        )
+        for entry in entries or ()
+    ]
 
 
 def status_from(models: Iterable[str], replicas: Iterable[ReplicaStatus], *, ready: bool) -> pb.StatusResponse:

@@ -2,43 +2,35 @@
 
 Owns: the body models, the endpoints' defaults, the list of OpenAI fields that are refused, and turning every
 schema error into `InvalidRequest` with the field's path.
-Does not: check sampling ranges (SamplingParams) or token ids against a vocabulary (the service).
+Does not: read fields of several forms (http_fields), check sampling ranges (SamplingParams) or token ids against a
+vocabulary (the service).
 Invariants: JSON types are strict ("5" is no number); a field that would change the answer and is not supported is
 refused by name, while unknown and harmless fields are ignored.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import Any, Literal, TypeVar
+from collections.abc import Iterable
+from typing import Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from cluster.core.errors import InvalidRequest
+from cluster.core.sampling import MAX_LOGPROBS
 from router.generation import GenerationCall
+from router.http_fields import ChatMessage, logit_bias_of, message_of, prompt_of, stop_of
 
 COMPLETION_MAX_TOKENS = 16
 
 # Field -> the values that ask for nothing we lack. Absent and null are always fine.
 _UNSUPPORTED: dict[str, tuple[Any, ...]] = {
-    "echo": (False,),
     "suffix": ("",),
-    "logprobs": (False,),
-    "top_logprobs": (0,),
-    "prompt_logprobs": (),
-    "logit_bias": ({},),
-    "presence_penalty": (0, 0.0),
-    "frequency_penalty": (0, 0.0),
-    "repetition_penalty": (1, 1.0),
-    "min_p": (0, 0.0),
-    "min_tokens": (0,),
     "bad_words": ([],),
     "allowed_token_ids": (),
     "add_special_tokens": (True,),
     "prompt_embeds": (),
     "logits_processors": ([],),
     "truncate_prompt_tokens": (),
-    "include_stop_str_in_output": (False,),
     "skip_special_tokens": (True,),
     "tools": ([],),
     "tool_choice": ("none", "auto"),
@@ -60,7 +52,12 @@ _UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "continue_final_message": (False,),
 }
 
-_ROLES = ("system", "user", "assistant")
+# Fields that are sampling parameters as they are.
+_SAMPLING = (
+    *("temperature", "top_p", "top_k", "min_p", "seed", "ignore_eos", "min_tokens", "include_stop_str_in_output"),
+    *("repetition_penalty", "presence_penalty", "frequency_penalty", "prompt_logprobs"),
+    *("n", "length_penalty", "early_stopping"),
+)
 
 
 class StreamOptions(BaseModel):
@@ -81,6 +78,14 @@ class _Body(BaseModel):
     temperature: float | None = None
     top_p: float | None = None
     top_k: int | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    logit_bias: Any = None
+    min_tokens: int | None = None
+    prompt_logprobs: int | None = None
+    include_stop_str_in_output: bool | None = None
     seed: int | None = None
     stop: Any = None
     stop_token_ids: list[int] | None = None
@@ -110,17 +115,26 @@ class _Body(BaseModel):
         if self.stream_options is not None and not self.streams:
             raise InvalidRequest("stream_options", "stream_options needs stream: true")
 
-    def _call(self, max_tokens: int | None, **prompt: Any) -> GenerationCall:
-        names = ("temperature", "top_p", "top_k", "seed", "ignore_eos", "n", "length_penalty", "early_stopping")
-        sampling = {name: value for name in names if (value := getattr(self, name)) is not None}
+    def _call(
+        self, max_tokens: int | None, logprobs: int | None, *, echo: bool = False, **prompt: Any
+    ) -> GenerationCall:
+        sampling = {name: value for name in _SAMPLING if (value := getattr(self, name)) is not None}
         if max_tokens is not None:
             sampling["max_tokens"] = max_tokens
+        if logprobs is not None:
+            sampling["logprobs"] = logprobs
+            if echo:
+                sampling["prompt_logprobs"] = logprobs
+        if self.logit_bias is not None:
+            sampling["logit_bias"] = logit_bias_of(self.logit_bias)
         sampling |= self._rows()
         if self.stop is not None:
-            sampling["stop"] = _stop(self.stop)
+            sampling["stop"] = stop_of(self.stop)
         if self.stop_token_ids is not None:
             sampling["stop_token_ids"] = tuple(self.stop_token_ids)
-        return GenerationCall(model=self.model or "", sampling=sampling, cache_salt=self.cache_salt or "", **prompt)
+        return GenerationCall(
+            model=self.model or "", sampling=sampling, cache_salt=self.cache_salt or "", echo=echo, **prompt
+        )
 
     def _rows(self) -> dict[str, int]:
         """best_of and beam_width. vLLM's `use_beam_search` searches with best_of, or n, beams."""
@@ -143,18 +157,15 @@ class CompletionBody(_Body):
     """POST /v1/completions."""
 
     prompt: Any = None
+    logprobs: int | None = None
+    echo: bool | None = None
 
     def call(self) -> GenerationCall:
         max_tokens = COMPLETION_MAX_TOKENS if self.max_tokens is None else self.max_tokens
-        return self._call(max_tokens, **_prompt(self.prompt))
-
-
-class ChatMessage(BaseModel):
-    model_config = ConfigDict(strict=True, extra="allow")
-
-    role: str
-    content: Any = None
-    name: str | None = None
+        echo = bool(self.echo)
+        if echo and self.logprobs is not None and self.prompt_logprobs is not None:
+            raise InvalidRequest("prompt_logprobs", "prompt_logprobs: with echo, logprobs are the prompt's, too")
+        return self._call(max_tokens, self.logprobs, echo=echo, **prompt_of(self.prompt))
 
 
 class ChatBody(_Body):
@@ -162,13 +173,24 @@ class ChatBody(_Body):
 
     messages: list[ChatMessage]
     max_completion_tokens: int | None = None
+    logprobs: bool | None = None
+    top_logprobs: int | None = None
 
     def call(self) -> GenerationCall:
         if not self.messages:
             raise InvalidRequest("messages", "messages is empty")
-        messages = [_message(f"messages[{index}]", message) for index, message in enumerate(self.messages)]
+        messages = [message_of(f"messages[{index}]", message) for index, message in enumerate(self.messages)]
         max_tokens = self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
-        return self._call(max_tokens, messages=messages, prompt_field="messages")
+        return self._call(max_tokens, self._logprobs(), messages=messages, prompt_field="messages")
+
+    def _logprobs(self) -> int | None:
+        """How many alternatives; None for no log probabilities at all."""
+        count = self.top_logprobs or 0
+        if not 0 <= count <= MAX_LOGPROBS:
+            raise InvalidRequest("top_logprobs", f"top_logprobs must be between 0 and {MAX_LOGPROBS}, not {count}")
+        if count and not self.logprobs:
+            raise InvalidRequest("top_logprobs", "top_logprobs needs logprobs: true")
+        return count if self.logprobs else None
 
 
 BodyT = TypeVar("BodyT", bound=_Body)
@@ -213,59 +235,3 @@ def _same(value: Any, other: Any) -> bool:
 
 def _or_only(harmless: tuple[Any, ...]) -> str:
     return "" if not harmless else f"; only {harmless[0]!r} is"
-
-
-def _stop(value: Any) -> tuple[str, ...]:
-    stops = [value] if isinstance(value, str) else value
-    if not isinstance(stops, list) or not all(isinstance(text, str) for text in stops):
-        raise InvalidRequest("stop", "stop must be a string or a list of strings")
-    return tuple(stops)
-
-
-def _prompt(value: Any) -> dict[Literal["text", "token_ids"], Any]:
-    if isinstance(value, list) and value and isinstance(value[0], str | list):
-        if len(value) > 1:
-            raise InvalidRequest("prompt", f"prompt holds {len(value)} prompts; send one request for each")
-        value = value[0]
-    if isinstance(value, str):
-        return {"text": value}
-    if not isinstance(value, list) or not all(type(token) is int for token in value):
-        raise InvalidRequest("prompt", "prompt must be a string or a list of token ids")
-    if not value:
-        raise InvalidRequest("prompt", "prompt is empty")
-    if min(value) < 0:
-        raise InvalidRequest("prompt", f"prompt: token ids must be >= 0, not {min(value)}")
-    return {"token_ids": tuple(value)}
-
-
-def _message(path: str, message: ChatMessage) -> dict[str, Any]:
-    # OpenAI's newer name for the system role; models' own templates do not know it.
-    role = "system" if message.role == "developer" else message.role
-    if role not in _ROLES:
-        raise InvalidRequest(f"{path}.role", f"{path}.role must be one of {', '.join(_ROLES)}; tools are not supported")
-    for name in ("tool_calls", "function_call", "audio"):
-        if (message.model_extra or {}).get(name):
-            raise InvalidRequest(f"{path}.{name}", f"{path}.{name} is not supported")
-    plain: dict[str, Any] = {"role": role, "content": _content(f"{path}.content", message.content)}
-    if message.name is not None:
-        plain["name"] = message.name
-    return plain
-
-
-def _content(path: str, content: Any) -> str:
-    """Text parts are joined by newlines, as other servers do for templates that take strings."""
-    if isinstance(content, str):
-        return content
-    if not isinstance(content, list) or not content:
-        raise InvalidRequest(path, f"{path} must be a string or a list of text parts")
-    return "\n".join(_part(f"{path}[{index}]", part) for index, part in enumerate(content))
-
-
-def _part(path: str, part: Any) -> str:
-    kind = part.get("type") if isinstance(part, Mapping) else None
-    if kind != "text":
-        raise InvalidRequest(path, f"{path} must be a part of type text; this server reads text only")
-    text = part.get("text")
-    if not isinstance(text, str):
-        raise InvalidRequest(f"{path}.text", f"{path}.text must be a string")
-    return text

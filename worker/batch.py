@@ -14,14 +14,15 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from cluster.core.sampling import SamplingParams
+from worker.sampling.row_extras import RowExtras
 
 
 class ScheduledSeq(NamedTuple):
     """One row of a step: one sequence's share.
 
-    sample: True when the last scheduled token is the sequence's newest, so that its logits choose the next token.
-    position: the sampled token's position, which keys the random stream (seed, position).
-    candidates: how many of the best next tokens are wanted (beams).  logprob: the sampled token's is wanted (best_of).
+    sample: the logits of the last scheduled token are wanted: it is the sequence's newest, so that they choose the next
+    token, or the row tells its prompt's log probabilities.  end: the position of the sampled token, which keys the
+    random stream (seed, position).  extras: what is wanted beyond a plain token.
     """
 
     seq_id: str
@@ -30,8 +31,7 @@ class ScheduledSeq(NamedTuple):
     block_ids: Sequence[int]
     sample: bool
     sampling: SamplingParams
-    candidates: int = 0
-    logprob: bool = False
+    extras: RowExtras | None = None
 
     @property
     def end(self) -> int:

@@ -65,4 +65,6 @@ def _joined(first: TokenDelta, second: TokenDelta) -> TokenDelta:
     return second._replace(
         token_ids=first.token_ids + second.token_ids,
         cached_tokens=first.cached_tokens if second.cached_tokens is None else second.cached_tokens,
+        logprobs=second.logprobs if first.logprobs is None else first.logprobs + (second.logprobs or ()),
+        prompt_logprobs=second.prompt_logprobs if first.prompt_logprobs is None else first.prompt_logprobs,
     )

@@ -12,6 +12,7 @@ import time
 from cluster.config import CacheConfig, EngineConfig
 from cluster.core.hashing import ChunkHash, RouteScheme, root_hash
 from worker.engine import Engine
+from worker.group_stops import Decode
 from worker.kvcache.block_journal import BlockJournal, log_entry
 from worker.kvcache.block_manager import BlockManager
 from worker.kvcache.block_pool import BlockPool
@@ -21,7 +22,6 @@ from worker.kvcache.radix_tree import RadixTree
 from worker.request_gate import SchedulerLimits
 from worker.runner import Runner
 from worker.scheduler import Scheduler
-from worker.sequence_group import Decode
 
 
 def assemble_engine(config: EngineConfig, runner: Runner, scheme: RouteScheme, decode: Decode | None = None) -> Engine:

@@ -24,6 +24,7 @@ from worker.models.loading import load_executor
 from worker.models.model_card import dtype_name
 from worker.runner import ModelFacts, Sampled
 from worker.sampler import Sampler
+from worker.sampling.answers import answer, prompt_rows
 
 logger = logging.getLogger(__name__)
 
@@ -58,10 +59,7 @@ class ModelRunner:
         sampled = [seq for seq in batch.seqs if seq.sample]
         if not sampled:
             return []
-        tokens = self._sampler.sample(logits, [seq.sampling for seq in sampled], [seq.end for seq in sampled])
-        logprobs = self._sampler.logprobs(logits, tokens, [seq.logprob for seq in sampled])
-        candidates = self._sampler.candidates(logits, [seq.candidates for seq in sampled])
-        return [Sampled(*row) for row in zip(tokens, logprobs, candidates, strict=True)]
+        return answer(self._sampler, logits, sampled)
 
     def _kv_geometry(self, block_size: int) -> KvGeometry:
         geometry = self._model.geometry
@@ -130,12 +128,15 @@ class ModelRunner:
 def _rows(batch: Batch) -> StepRows:
     tokens: list[int] = []
     spans, logit_rows = [], []
+    of_prompts: list[int] = []  # behind all others, as worker.sampling.answers wants them
     for seq in batch.seqs:
         tokens.extend(seq.token_ids)
         spans.append(RowSpan(len(seq.token_ids), seq.start, seq.block_ids))
         if seq.sample:
             logit_rows.append(len(tokens) - 1)
-    return StepRows(tokens, spans, logit_rows)
+            if seq.extras is not None:
+                of_prompts.extend(range(len(tokens) - 1 - prompt_rows(seq), len(tokens) - 1))
+    return StepRows(tokens, spans, logit_rows + of_prompts)
 
 
 def free_bytes(device: torch.device) -> int:

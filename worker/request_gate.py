@@ -11,7 +11,11 @@ from dataclasses import dataclass
 
 from cluster.core.errors import InvalidRequest, RequestTooLong
 from cluster.core.request import GenerationRequest
+from cluster.core.sampling import SamplingParams
 from worker.kvcache.block_manager import BlockManager
+
+# Log probabilities of a prompt travel in one message, which must stay well below what a token channel carries.
+MAX_PROMPT_LOGPROBS = 2**16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,10 +49,13 @@ class RequestGate:
             raise InvalidRequest(
                 "token_ids", f"a token id is outside the vocabulary (0 to {self._limits.vocab_size - 1})"
             )
+        self._check_sampling(request.sampling, prompt)
         if rows > 1:
             limit = self._limit_of_rows(prompt, limit, request)
         asked = request.sampling.max_tokens
         if asked is None:
+            if request.sampling.min_tokens > limit - prompt:
+                raise InvalidRequest("min_tokens", f"min_tokens: only {limit - prompt} tokens fit behind the prompt")
             return limit - prompt
         if prompt + asked > limit:
             raise RequestTooLong(
@@ -57,6 +64,20 @@ class RequestGate:
                 limit=limit,
             )
         return asked
+
+    def _check_sampling(self, sampling: SamplingParams, prompt: int) -> None:
+        """What depends on the vocabulary or the prompt."""
+        named = {"stop_token_ids": sampling.stop_token_ids, "logit_bias": [token for token, _ in sampling.logit_bias]}
+        for field, tokens in named.items():
+            if max(tokens, default=0) >= self._limits.vocab_size:
+                last = self._limits.vocab_size - 1
+                raise InvalidRequest(field, f"{field} names a token outside the vocabulary (0 to {last})")
+        if sampling.prompt_logprobs is not None and prompt * (sampling.prompt_logprobs + 1) > MAX_PROMPT_LOGPROBS:
+            most = MAX_PROMPT_LOGPROBS // (sampling.prompt_logprobs + 1)
+            raise InvalidRequest(
+                "prompt_logprobs",
+                f"prompt_logprobs {sampling.prompt_logprobs} is for prompts of up to {most} tokens, not {prompt}",
+            )
 
     def _limit_of_rows(self, prompt: int, limit: int, request: GenerationRequest) -> int:
         """The longest sequence when every row has its own blocks behind the prompt, plus one for copy-on-write."""

@@ -11,6 +11,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple, Protocol
 
+from cluster.core.logprobs import TokenLogprob
 from worker.batch import Batch
 
 
@@ -45,15 +46,18 @@ class ModelFacts:
 
 
 class Sampled(NamedTuple):
-    """What a row with `sample` gave: a token, its log probability if asked for, and the best next tokens if asked for.
+    """What a row with `sample` gave: a token, and what its extras asked for.
 
-    Log probabilities are those of the model, before temperature and filters. candidates: (token id, log probability),
-    best first.
+    logprob: the token's.  candidates: (token id, log probability) of the best next tokens, best first; what changes the
+    logits changes these too.  candidate_logprobs: the model's own of the same tokens, where they are wanted.
+    prompt_logprobs: of the prompt tokens behind the scheduled ones.
     """
 
     token_id: int
-    logprob: float = 0.0
+    logprob: TokenLogprob | None = None
     candidates: tuple[tuple[int, float], ...] = ()
+    candidate_logprobs: tuple[TokenLogprob, ...] = ()
+    prompt_logprobs: tuple[TokenLogprob, ...] = ()
 
 
 class Runner(Protocol):

@@ -21,11 +21,15 @@ from collections.abc import Sequence as Seq
 from cluster.core.errors import InvalidRequest, Overloaded
 from cluster.core.request import FinishReason, GenerationRequest, TokenDelta
 from worker.batch import Batch, ScheduledSeq
+from worker.group_stops import Decode
 from worker.kvcache.block_manager import BlockManager
 from worker.request_gate import RequestGate, SchedulerLimits
 from worker.runner import Sampled
 from worker.sequence import Sequence, SequenceStatus
-from worker.sequence_group import Decode, SequenceGroup
+from worker.sequence_group import SequenceGroup
+
+# Prompt tokens of a step whose log probabilities are told: each needs a row of logits as wide as the vocabulary.
+_MAX_SCORED = 128
 
 
 class _Step:
@@ -34,11 +38,16 @@ class _Step:
     def __init__(self, budget: int) -> None:
         self.tokens: dict[str, int] = {}
         self.left = budget
+        self._scored = _MAX_SCORED
 
     def take(self, seq: Sequence) -> None:
         count = min(seq.num_uncomputed, self.left)
-        self.tokens[seq.seq_id] = count
-        self.left -= count
+        if seq.scores_prompt:
+            count = min(count, self._scored)
+            self._scored -= count
+        if count:
+            self.tokens[seq.seq_id] = count
+            self.left -= count
 
     def give_back(self, seq: Sequence) -> None:
         self.left += self.tokens.pop(seq.seq_id, 0)
@@ -87,7 +96,7 @@ class Scheduler:
             seq = SequenceGroup(request, max_tokens, self._limits.eos_token_ids, self._decode).leader
         else:
             seq = Sequence(request, max_tokens, self._limits.eos_token_ids)
-        seq.expected_cached = self._manager.cached_prefix(request.prompt_token_ids, request.cache_salt)
+        seq.expected_cached = self._cached_prefix(seq)
         self._by_id[seq.seq_id] = seq
         self._waiting.append(seq)
 
@@ -137,17 +146,19 @@ class Scheduler:
             seq = self._by_id[item.seq_id]
             seq.num_computed = end = item.start + len(item.token_ids)
             self._manager.commit(item.seq_id, seq.tokens, end, tail=item.sample and end == seq.num_prompt_tokens)
-            if seq.computes_only and not seq.num_uncomputed:
-                self._spread(seq)
-            elif item.sample:
-                result = next(results)
-                if seq.group is None:
-                    deltas.append(self._append(seq, result))
-                elif seq.group.search is None:
-                    deltas += self._append_sample(seq, result, seq.group)
-                else:
-                    seq.candidates = result.candidates
-                    searches[seq.request.request_id] = seq.group
+            if not item.sample:
+                self._spread_when_computed(seq)
+                continue
+            result = next(results)
+            if item.extras is not None and self._only_scores(seq, result):
+                continue
+            if seq.group is None:
+                deltas.append(self._append(seq, result))
+            elif seq.group.search is None:
+                deltas += self._append_sample(seq, result, seq.group)
+            else:
+                seq.candidates, seq.candidate_logprobs = result.candidates, result.candidate_logprobs
+                searches[seq.request.request_id] = seq.group
         for group in searches.values():
             if all(row.candidates for row in group.rows):
                 deltas += self._advance(group)
@@ -177,7 +188,7 @@ class Scheduler:
         for seq in gone:
             step.give_back(seq)
         victim.preemptions += 1
-        victim.expected_cached = self._manager.cached_prefix(victim.tokens, victim.request.cache_salt)
+        victim.expected_cached = self._cached_prefix(victim)
         self.num_preemptions += 1
         self._waiting.appendleft(victim)
 
@@ -212,16 +223,23 @@ class Scheduler:
                 return []
             self.query_tokens += seq.num_prompt_tokens if seq.preemptions == 0 else 0
             return self._register(group)
-        spare = 0 if group is None else group.spare_blocks(self._manager.block_size)
+        scores = seq.scores_prompt
         cached = self._manager.allocate(
-            seq.seq_id, seq.tokens, request.cache_salt, spare_blocks=spare, need_logits=not seq.computes_only
+            seq.seq_id,
+            seq.tokens,
+            request.cache_salt,
+            spare_blocks=0 if group is None else group.spare_blocks(self._manager.block_size),
+            need_logits=not seq.computes_only,
+            read_cache=not scores,
         )
         if cached is None:
             return []
+        if scores:
+            seq.prompt_logprobs.clear()  # a preempted one begins again
         seq.status, seq.num_computed = SequenceStatus.RUNNING, cached
         if seq.first_cached is None:  # a resumed sequence hits its own blocks, which is not a cache hit
             seq.first_cached = cached
-            self.query_tokens += seq.num_prompt_tokens
+            self.query_tokens += 0 if scores else seq.num_prompt_tokens
             self.hit_tokens += cached
         if group is None or seq.num_uncomputed:
             return [seq]
@@ -233,7 +251,7 @@ class Scheduler:
 
         The wait is short: it ends when the shared part is computed, and the leader, being admitted, always proceeds.
         """
-        if not self._manager.caches_prefixes:
+        if not self._manager.caches_prefixes or seq.scores_prompt:
             return False
         coming = 0
         for other in self._running:
@@ -248,22 +266,28 @@ class Scheduler:
         start, end = seq.num_computed, seq.num_computed + count
         if self._limits.strict_blocks:
             self._manager.check_writable(seq.seq_id, start, end)
-        group, blocks = seq.group, self._manager.get_block_ids(seq.seq_id)
+        blocks = self._manager.get_block_ids(seq.seq_id)
         sample = end == len(seq.tokens) and not seq.computes_only
-        if group is None:
+        if seq.extras is None:
             return ScheduledSeq(seq.seq_id, seq.tokens[start:end], start, blocks, sample, seq.sampling)
+        extras = seq.extras_for(end)
         return ScheduledSeq(
-            *(seq.seq_id, seq.tokens[start:end], start, blocks, sample, seq.sampling),
-            candidates=group.num_candidates,
-            logprob=group.withholds,
+            *(seq.seq_id, seq.tokens[start:end], start, blocks, sample or seq.scores_prompt, seq.sampling, extras)
         )
 
-    def _spread(self, leader: Sequence) -> None:
+    def _only_scores(self, seq: Sequence, result: Sampled) -> bool:
+        """Keep the log probabilities of a prompt. True when the step chose no token behind it."""
+        seq.prompt_logprobs += result.prompt_logprobs
+        self._spread_when_computed(seq)
+        return seq.computes_only or seq.num_uncomputed > 0
+
+    def _spread_when_computed(self, leader: Sequence) -> None:
         """The leader's prompt is there: its rows run in its place."""
-        assert leader.group is not None
-        place = self._running.index(leader)
-        leader.group.spread(self._manager)
-        self._running[place : place + 1] = self._register(leader.group)
+        if leader.computes_only and not leader.num_uncomputed:
+            assert leader.group is not None
+            place = self._running.index(leader)
+            leader.group.spread(self._manager)
+            self._running[place : place + 1] = self._register(leader.group)
 
     def _register(self, group: SequenceGroup) -> list[Sequence]:
         """The group's live rows can be found by their ids from here on."""
@@ -279,15 +303,24 @@ class Scheduler:
         if made >= seq.max_tokens or token in seq.stop_token_ids:
             reason = self._end_reason(seq, token, made)
             self._finish(seq)
-        return TokenDelta(seq.seq_id, (token,), seq.first_cached if made == 1 else None, reason)
+        delta = TokenDelta(seq.seq_id, (token,), seq.first_cached if made == 1 else None, reason)
+        if seq.extras is None:
+            return delta
+        return delta._replace(
+            logprobs=None if result.logprob is None else (result.logprob,),
+            prompt_logprobs=seq.all_prompt_logprobs() if made == 1 else None,
+        )
 
     def _append_sample(self, row: Sequence, result: Sampled, group: SequenceGroup) -> list[TokenDelta]:
         """One more token of one of several samples. The last row to end ends the request."""
         row.tokens.append(result.token_id)
-        row.logprob += result.logprob
+        logprobs = () if result.logprob is None else (result.logprob,)
+        row.logprob += sum(one.logprob for one in logprobs)
         reason = self._end_reason(row, result.token_id, row.num_output_tokens)
         if reason is not FinishReason.STOP and group.came_to_stop(row):
             reason = FinishReason.STOP
+        if group.withholds:
+            row.logprobs += logprobs
         best: list[TokenDelta] = []
         if reason is not None:
             self._running.remove(row)
@@ -304,6 +337,8 @@ class Scheduler:
             finish_reason=reason,
             choice=row.index,
             more=reason is not None and bool(group.rows),
+            logprobs=logprobs or None,
+            prompt_logprobs=group.prompt_logprobs(),
         )
         return [delta]
 
@@ -322,6 +357,10 @@ class Scheduler:
         else:
             self._running[place:place] = self._register(group)
         return answers
+
+    def _cached_prefix(self, seq: Sequence) -> int:
+        """How much of it the cache would save now."""
+        return 0 if seq.scores_prompt else self._manager.cached_prefix(seq.tokens, seq.request.cache_salt)
 
     def _leave_running(self, group: SequenceGroup) -> None:
         members = {group.leader.seq_id, *(row.seq_id for row in group.rows)}

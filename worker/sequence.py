@@ -14,8 +14,11 @@ from collections.abc import Iterable
 from enum import Enum, auto
 from typing import TYPE_CHECKING
 
+from cluster.core.logprobs import PromptLogprobs, TokenLogprob
 from cluster.core.request import GenerationRequest
 from cluster.core.sampling import SamplingParams
+from worker.sampling.row_extras import RowExtras
+from worker.sampling.token_counts import TokenCounts
 
 if TYPE_CHECKING:
     from worker.sequence_group import SequenceGroup
@@ -33,20 +36,25 @@ class Sequence:
 
     index: which choice of the request this row becomes.  group: None for a request with one row.
     computes_only: a leader: it fills the cache for others and is never sampled.
+    extras: what its steps want beyond a plain token, None for most sequences.
     """
 
     __slots__ = (
+        "candidate_logprobs",
         "candidates",
         "computes_only",
         "expected_cached",
+        "extras",
         "first_cached",
         "group",
         "index",
         "logprob",
+        "logprobs",
         "max_tokens",
         "num_computed",
         "num_prompt_tokens",
         "preemptions",
+        "prompt_logprobs",
         "request",
         "sampling",
         "seq_id",
@@ -75,8 +83,7 @@ class Sequence:
         self.index = index
         self.computes_only = computes_only
         self.max_tokens = max_tokens
-        stops = request.sampling.stop_token_ids
-        self.stop_token_ids = frozenset(stops if request.sampling.ignore_eos else (*stops, *eos_token_ids))
+        self.stop_token_ids = ends_of(request.sampling, eos_token_ids)
         self.tokens = list(request.prompt_token_ids if tokens is None else tokens)
         self.num_prompt_tokens = len(request.prompt_token_ids)
         self.num_computed = 0
@@ -84,8 +91,12 @@ class Sequence:
         self.first_cached: int | None = None
         self.preemptions = 0
         self.logprob = 0.0  # of the generated tokens, where it was asked for
+        self.logprobs: list[TokenLogprob] = []  # of the generated tokens, where the answer waits for other rows
+        self.prompt_logprobs: list[TokenLogprob] = []  # of the prompt tokens behind the computed ones
         self.candidates: tuple[tuple[int, float], ...] = ()  # a beam's next tokens, until the whole group has them
+        self.candidate_logprobs: tuple[TokenLogprob, ...] = ()
         self.status = SequenceStatus.WAITING
+        self.extras = self._extras()
 
     @property
     def num_tokens(self) -> int:
@@ -112,6 +123,47 @@ class Sequence:
             return max(1, self.num_tokens - self.expected_cached)
         return 0 if self.decoding or self.status is SequenceStatus.FORKED else self.num_uncomputed
 
+    @property
+    def scores_prompt(self) -> bool:
+        """Log probabilities of its prompt are wanted and not all there: nothing of it may come from the cache."""
+        if self.request.sampling.prompt_logprobs is None or (self.group is not None and not self.computes_only):
+            return False
+        return len(self.prompt_logprobs) < self.num_prompt_tokens - 1
+
+    def extras_for(self, end: int) -> RowExtras | None:
+        """What it wants of a step that computes its tokens up to `end`."""
+        if self.extras is None:
+            return None
+        extras = RowExtras()
+        if end == len(self.tokens) and not self.computes_only:
+            extras = self.extras
+            if extras.counts is not None:
+                extras.counts.update(self.tokens, self.num_prompt_tokens)
+            if self.num_output_tokens < self.sampling.min_tokens:
+                extras = extras._replace(forbidden=self.stop_token_ids)
+        if self.scores_prompt:
+            prompt = self.request.prompt_token_ids
+            extras = extras._replace(
+                prompt_logprobs=self.sampling.prompt_logprobs,
+                next_prompt_token=prompt[end] if end < len(prompt) else None,
+            )
+        return None if extras == RowExtras() else extras
+
+    def all_prompt_logprobs(self) -> PromptLogprobs | None:
+        """One for each prompt token, where they were asked for."""
+        return None if self.sampling.prompt_logprobs is None else (None, *self.prompt_logprobs)
+
+    def _extras(self) -> RowExtras | None:
+        sampling, group = self.sampling, self.group
+        extras = RowExtras(
+            candidates=0 if group is None else group.num_candidates,
+            logprobs=0 if sampling.logprobs is None and group is not None and group.withholds else sampling.logprobs,
+            counts=TokenCounts() if sampling.penalised else None,
+            biased=bool(sampling.logit_bias),
+        )
+        asked = extras != RowExtras() or sampling.min_tokens or sampling.prompt_logprobs is not None
+        return extras if asked else None
+
     def num_shared_tokens(self, other: Sequence) -> int:
         """Length of the common beginning that may be shared; 0 across cache salts."""
         if self.request.cache_salt != other.request.cache_salt or self.tokens[:8] != other.tokens[:8]:
@@ -124,3 +176,9 @@ class Sequence:
             else:
                 high = middle - 1
         return low
+
+
+def ends_of(sampling: SamplingParams, eos_token_ids: Iterable[int]) -> frozenset[int]:
+    """The tokens that end an answer."""
+    stops = sampling.stop_token_ids
+    return frozenset(stops if sampling.ignore_eos else (*stops, *eos_token_ids))

@@ -16,17 +16,23 @@ number of tokens; blocks in use never exceed the prompt's + rows * (blocks behin
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from dataclasses import replace
+from typing import NamedTuple
 
+from cluster.core.logprobs import PromptLogprobs, TokenLogprob
 from cluster.core.request import FinishReason, GenerationRequest, TokenDelta
-from worker.beam_search import BeamParams, BeamSearch
+from worker.beam_search import BeamParams, BeamResult, BeamSearch
+from worker.group_stops import Decode, stop_finder
 from worker.kvcache.block_manager import BlockManager
-from worker.sequence import Sequence, SequenceStatus
+from worker.sequence import Sequence, SequenceStatus, ends_of
 
-Decode = Callable[[Seq[int]], str]
-_Answer = tuple[tuple[int, ...], FinishReason, float | None]  # tokens, why it ended, score
+
+class _Answer(NamedTuple):
+    tokens: tuple[int, ...]
+    reason: FinishReason
+    score: float | None = None
+    logprobs: Seq[TokenLogprob] = ()
 
 
 class SequenceGroup:
@@ -43,23 +49,23 @@ class SequenceGroup:
         sampling = request.sampling
         self.num_rows = sampling.num_rows
         self.withholds = sampling.num_rows > sampling.num_choices and not sampling.beam_width
+        self._ends = stop_finder(sampling.stop, decode, sampling.min_tokens)
+        self.search: BeamSearch | None = None
+        self._beam_logprobs: dict[tuple[int, ...], tuple[TokenLogprob, ...]] = {}  # of finished beams, by their tokens
+        if sampling.beam_width:
+            params = BeamParams(
+                width=sampling.beam_width,
+                max_tokens=max_tokens,
+                eos_token_ids=ends_of(sampling, eos_token_ids),
+                length_penalty=sampling.length_penalty,
+                early_stopping=sampling.early_stopping,
+            )
+            self.search = BeamSearch(params, self._ends)
         self.leader = Sequence(
             request, max_tokens, (), group=self, tokens=request.prompt_token_ids[:-1], computes_only=True
         )
-        self._ends = _stop_finder(sampling.stop, decode)
-        self.search: BeamSearch | None = None
+        self._prompt_told = False
         self.rows = [self._new_row(index) for index in range(1 if sampling.beam_width else self.num_rows)]
-        if sampling.beam_width:
-            self.search = BeamSearch(
-                BeamParams(
-                    width=sampling.beam_width,
-                    max_tokens=max_tokens,
-                    eos_token_ids=self.rows[0].stop_token_ids,
-                    length_penalty=sampling.length_penalty,
-                    early_stopping=sampling.early_stopping,
-                ),
-                self._ends,
-            )
 
     def seats_of(self, seq: Sequence) -> int:
         """How many of the running sequences `seq` stands for: all rows together stand for `num_rows`."""
@@ -107,7 +113,7 @@ class SequenceGroup:
         for seq in (self.leader, *self.rows):
             manager.free(seq.seq_id)
             seq.num_computed = 0
-            seq.candidates = ()
+            seq.candidates, seq.candidate_logprobs = (), ()
             seq.status = SequenceStatus.WAITING
 
     def came_to_stop(self, row: Sequence) -> bool:
@@ -125,7 +131,9 @@ class SequenceGroup:
         if self.rows:
             return []
         best = sorted(self._ended, key=lambda end: (-end[0].logprob / end[0].num_output_tokens, end[0].index))
-        answers: list[_Answer] = [(tuple(row.tokens[row.num_prompt_tokens :]), reason, None) for row, reason in best]
+        answers = [
+            _Answer(tuple(row.tokens[row.num_prompt_tokens :]), reason, logprobs=row.logprobs) for row, reason in best
+        ]
         return self._answers(answers[: self._request.sampling.num_choices])
 
     def advance(self, manager: BlockManager) -> list[TokenDelta]:
@@ -133,12 +141,14 @@ class SequenceGroup:
         search = self.search
         assert search is not None
         moves = search.advance([row.candidates for row in self.rows])
+        self._note_logprobs(search.results())
         if search.done:
             found = search.results()[: self._request.sampling.num_choices]
-            answers: list[_Answer] = [(r.tokens, r.finish_reason, r.score) for r in found]
+            answers = [
+                _Answer(r.tokens, r.finish_reason, r.score, self._beam_logprobs.get(r.tokens, ())) for r in found
+            ]
             missing = self._request.sampling.num_choices - len(found)  # only where no token had a chance
-            nothing: _Answer = ((), FinishReason.LENGTH, None)
-            return self._answers(answers + missing * [nothing])
+            return self._answers(answers + missing * [_Answer((), FinishReason.LENGTH)])
         heirs: list[Sequence] = []
         for place, (parent, _) in enumerate(moves):
             first = all(parent != earlier for earlier, _ in moves[:place])
@@ -147,24 +157,53 @@ class SequenceGroup:
             if row not in heirs:
                 manager.free(row.seq_id)
                 row.status = SequenceStatus.FINISHED
-        for row, (_, token) in zip(heirs, moves, strict=True):
+        told = [self._told(self.rows[parent], token) for parent, token in moves]
+        for row, (_, token), logprobs in zip(heirs, moves, told, strict=True):
             row.tokens.append(token)
-            row.candidates = ()
+            row.logprobs += logprobs
+            row.candidates, row.candidate_logprobs = (), ()
         self.rows = heirs
         return []
 
+    def prompt_logprobs(self) -> PromptLogprobs | None:
+        """The prompt's log probabilities where they were asked for; once, for the request's first delta."""
+        if self._prompt_told:
+            return None
+        self._prompt_told = True
+        return self.leader.all_prompt_logprobs()
+
+    def _note_logprobs(self, results: Seq[BeamResult]) -> None:
+        """Keep those of beams that ended in this step: their rows live no longer."""
+        if self._request.sampling.logprobs is None:
+            return
+        by_tokens = {tuple(row.tokens[row.num_prompt_tokens :]): row for row in self.rows}
+        for result in results:
+            parent = by_tokens.get(result.tokens[:-1])
+            if parent is not None and result.tokens not in self._beam_logprobs:
+                self._beam_logprobs[result.tokens] = (*parent.logprobs, *self._told(parent, result.tokens[-1]))
+
+    def _told(self, parent: Sequence, token: int) -> tuple[TokenLogprob, ...]:
+        """The log probability of a beam's next token, where they were asked for."""
+        if not parent.candidate_logprobs:
+            return ()
+        place = next(place for place, (candidate, _) in enumerate(parent.candidates) if candidate == token)
+        return (parent.candidate_logprobs[place],)
+
     def _answers(self, answers: list[_Answer]) -> list[TokenDelta]:
+        asked = self._request.sampling.logprobs is not None
         return [
             TokenDelta(
                 request_id=self._request.request_id,
-                token_ids=tokens,
+                token_ids=answer.tokens,
                 cached_tokens=self.leader.first_cached,
-                finish_reason=reason,
+                finish_reason=answer.reason,
                 choice=index,
-                score=score,
+                score=answer.score,
                 more=index < len(answers) - 1,
+                logprobs=tuple(answer.logprobs) if asked else None,
+                prompt_logprobs=self.prompt_logprobs(),
             )
-            for index, (tokens, reason, score) in enumerate(answers)
+            for index, answer in enumerate(answers)
         ]
 
     def _new_row(self, index: int) -> Sequence:
@@ -182,6 +221,9 @@ class SequenceGroup:
     def _fork(self, parent: Sequence, manager: BlockManager) -> Sequence:
         row = self._new_row(0)
         row.tokens = list(parent.tokens)
+        row.logprobs = list(parent.logprobs)
+        if parent.extras is not None and parent.extras.counts is not None:
+            row.extras = parent.extras._replace(counts=parent.extras.counts.copy())
         manager.fork(parent.seq_id, row.seq_id)
         self._start(row, parent.num_computed)
         return row
@@ -195,19 +237,3 @@ class SequenceGroup:
 def _wrapped(seed: int) -> int:
     """As a signed 64-bit number."""
     return (seed + 2**63) % 2**64 - 2**63
-
-
-def _stop_finder(stop: tuple[str, ...], decode: Decode | None) -> Callable[[tuple[int, ...]], bool] | None:
-    """Whether the newest token of a text completed a stop string. The front door cuts the text there.
-
-    Only the end is decoded: a character is at most four tokens, so the last tokens hold every string that ends now.
-    """
-    if not stop or decode is None:
-        return None
-    reach = 4 * max(len(text) for text in stop) + 8
-
-    def found(tokens: tuple[int, ...]) -> bool:
-        end = decode(tokens[-reach:])
-        return any(text in end for text in stop)
-
-    return found

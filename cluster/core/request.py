@@ -11,9 +11,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 from cluster.core import errors
+from cluster.core import logprobs as logprob_forms
+from cluster.core.logprobs import PromptLogprobs, TokenLogprob
 from cluster.core.sampling import SamplingParams
 
 
@@ -69,7 +71,8 @@ class TokenDelta(NamedTuple):
     finish_reason: set on a choice's last delta; CANCELLED ends the request, whatever its choices.
     error: set instead when the request failed.
     choice: which answer of the request (n, best_of, beams), from 0.  more: other choices of the request go on.
-    score: of a finished beam.
+    score: of a finished beam.  logprobs: one per token, where they were asked for.  prompt_logprobs: one per prompt
+    token, on the request's first delta with tokens.
     """
 
     request_id: str
@@ -80,6 +83,8 @@ class TokenDelta(NamedTuple):
     choice: int = 0
     score: float | None = None
     more: bool = False
+    logprobs: tuple[TokenLogprob, ...] | None = None
+    prompt_logprobs: PromptLogprobs | None = None
 
     @property
     def last(self) -> bool:
@@ -89,7 +94,7 @@ class TokenDelta(NamedTuple):
     def to_wire(self) -> list[Any]:
         error = None if self.error is None else self.error.to_wire()
         reason = None if self.finish_reason is None else str(self.finish_reason)
-        return [
+        wire = [
             self.request_id,
             list(self.token_ids),
             self.cached_tokens,
@@ -99,17 +104,30 @@ class TokenDelta(NamedTuple):
             self.score,
             self.more,
         ]
+        if self.logprobs is not None or self.prompt_logprobs is not None:  # rare, and most deltas shall stay short
+            wire += [_to_wire(self.logprobs), _to_wire(self.prompt_logprobs)]
+        return wire
 
     @classmethod
     def from_wire(cls, wire: list[Any]) -> TokenDelta:
-        request_id, token_ids, cached_tokens, reason, error, choice, score, more = wire
-        return cls(
-            request_id=request_id,
-            token_ids=tuple(token_ids),
-            cached_tokens=cached_tokens,
-            finish_reason=None if reason is None else FinishReason(reason),
-            error=None if error is None else errors.from_wire(error),
-            choice=choice,
-            score=score,
-            more=more,
+        request_id, token_ids, cached_tokens, reason, error, choice, score, more = wire[:8]
+        delta = cls(
+            request_id,
+            tuple(token_ids),
+            cached_tokens,
+            None if reason is None else FinishReason(reason),
+            None if error is None else errors.from_wire(error),
+            choice,
+            score,
+            more,
         )
+        if len(wire) == 8:
+            return delta
+        logprobs, prompt_logprobs = (None if part is None else logprob_forms.from_wire(part) for part in wire[8:])
+        return delta._replace(
+            logprobs=cast("tuple[TokenLogprob, ...] | None", logprobs), prompt_logprobs=prompt_logprobs
+        )
+
+
+def _to_wire(logprobs: PromptLogprobs | None) -> list[Any] | None:
+    return None if logprobs is None else logprob_forms.to_wire(logprobs)

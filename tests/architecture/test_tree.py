@@ -68,7 +68,10 @@ LIBRARY_HOMES = {
     "aiohttp": r"cluster/bench/(http_peer|lineup|served_cluster)\.py",
     "matplotlib": r"cluster/bench/plot\.py",
     "ray": r"cluster/(app|launcher)\.py|router/(ingress|prefix_router|serve_dispatcher)\.py|worker/deployment\.py",
-    "torch": r"worker/(model_runner|sampler)\.py|worker/(models|kernels)/.*|worker/kvcache/kv_pool\.py",
+    "torch": r"worker/(model_runner|sampler)\.py|worker/(models|kernels|sampling)/.*|worker/kvcache/kv_pool\.py"
+    r"|worker/grammar/(logits_mask|mask_worker)\.py|cluster/doctor/(torch_build|attention)\.py",
+    "llguidance": r"worker/grammar/.*",
+    "triton": r"worker/kernels/triton/.*",
     "transformers": r"worker/models/.*|cluster/tokenizer\.py",
     "redis": r"cluster/index/redis_.*",
     "grpc": r"router/(grpc_api|grpc_convert|status)\.py|cluster/(demo|status_command)\.py",

@@ -116,7 +116,41 @@ def test_every_option_of_generate_arrives(generate: Command) -> None:
     assert options == {"chat": False, "as_json": True}
 
 
+def test_every_sampling_option_of_generate_arrives(generate: Command) -> None:
+    penalties = ("--repetition-penalty", "1.5", "--presence-penalty", "-0.5", "--frequency-penalty", "0.25")
+    ends = ("--min-tokens", "2", "--ignore-eos", "--stop", "a", "--include-stop")
+    told = ("--logprobs", "3", "--prompt-logprobs", "0")
+    result = run("generate", "x", "--json", "--min-p", "0.1", *penalties, *ends, *told)
+    assert result.exit_code == 0, result.output
+    ((_, _, params), _) = generate.calls[0]
+    assert params == SamplingParams(
+        temperature=0.0,
+        max_tokens=256,
+        min_p=0.1,
+        repetition_penalty=1.5,
+        presence_penalty=-0.5,
+        frequency_penalty=0.25,
+        min_tokens=2,
+        ignore_eos=True,
+        stop=("a",),
+        include_stop_str_in_output=True,
+        logprobs=3,
+        prompt_logprobs=0,
+    )
+
+
+@pytest.mark.parametrize("option", ["--logprobs", "--prompt-logprobs"])
+def test_log_probabilities_are_for_json(generate: Command, option: str) -> None:
+    result = run("generate", "x", option, "1")
+    assert result.exit_code == 2 and not generate.calls
+    assert result.stderr == f"kvray: {option}: log probabilities need --json\n"
+
+
 WRONG = [
+    ("generate", "--repetition-penalty", "0"),
+    ("generate", "--presence-penalty", "2.5"),
+    ("generate", "--min-tokens", "300"),
+    ("generate", "--length-penalty", "0.5"),
     ("serve", "--kv-memory", "lots"),
     ("serve", "--kv-memory", "0"),
     ("serve", "--chunk-tokens", "65"),
@@ -129,7 +163,7 @@ WRONG = [
     ("serve", "--threads", "0"),
     ("serve", "--prefix-cache", "maybe"),
     ("generate", "--device", "tpu"),
-    ("generate", "--attention-backend", "flash"),
+    ("generate", "--attention-backend", "flashy"),
     ("generate", "--max-model-len", "0"),
     ("generate", "--token-budget", "0"),
     ("generate", "--max-num-seqs", "0"),

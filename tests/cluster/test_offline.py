@@ -83,6 +83,13 @@ def test_a_stop_string_ends_the_answer_and_is_not_in_it(engine: OfflineEngine) -
     assert text_of(pieces).split() == [tiny_models.WORDS[token] for token in ids[:first]]
 
 
+def test_log_probabilities_come_with_their_tokens(engine: OfflineEngine) -> None:
+    pieces = list(engine.generate(PROMPT, greedy(5, logprobs=2, prompt_logprobs=0)))
+    assert [len(piece.logprobs or ()) for piece in pieces] == [len(piece.token_ids) for piece in pieces]
+    assert pieces[0].logprobs is not None and pieces[0].logprobs[0].top[0][0] == pieces[0].token_ids[0]
+    assert [len(piece.prompt_logprobs or ()) for piece in pieces] == [len(engine.tokenizer.encode(PROMPT)), 0, 0, 0, 0]
+
+
 def test_leaving_a_stream_frees_its_blocks(engine: OfflineEngine) -> None:
     before = engine.load.generated_tokens
     stream = engine.generate(PROMPT, greedy(480))
@@ -147,6 +154,18 @@ def test_generate_answers_as_json(demo_model_dir: Path) -> None:
     assert "Paris" in answer["text"]
     assert 1 <= len(answer["token_ids"]) <= 8
     assert answer["finish_reason"] in ("stop", "length")
+
+
+@pytest.mark.model
+def test_generate_tells_log_probabilities_as_json(demo_model_dir: Path) -> None:
+    options = ("--max-tokens", "3", "--logprobs", "1", "--prompt-logprobs", "0", "--json")
+    done = run("-m", "cluster.cli", "generate", "The capital of France is", "--no-chat", *options)
+    assert done.returncode == 0, done.stderr
+    answer = json.loads(done.stdout)
+    assert [one["top"][0] for one in answer["logprobs"]] == [
+        [token, one["logprob"]] for token, one in zip(answer["token_ids"], answer["logprobs"], strict=True)
+    ]
+    assert answer["prompt_logprobs"][0] is None and answer["prompt_logprobs"][-1]["logprob"] < 0
 
 
 @pytest.mark.model

@@ -60,6 +60,14 @@ def test_every_public_field_is_documented() -> None:
         "best_of",
         "beam_width",
         "length_penalty",
+        "min_p",
+        "repetition_penalty",
+        "presence_penalty",
+        "frequency_penalty",
+        "min_tokens",
+        "logprobs",
+        "prompt_logprobs",
+        "include_stop_str_in_output",
     ],
 )
 def test_absent_and_zero_differ(field: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from typing import Any
 
 import pytest
 import tokenizers
@@ -51,9 +52,11 @@ texts = st.text(alphabet=st.characters(exclude_categories=["Cs"]), max_size=40) 
 )
 
 
-def run(tokenizer: Tokenizer, ids: list[int], cuts: list[int], stop: tuple[str, ...] = ()) -> list[TextPiece]:
+def run(
+    tokenizer: Tokenizer, ids: list[int], cuts: list[int], stop: tuple[str, ...] = (), **options: Any
+) -> list[TextPiece]:
     """Feed `ids` cut at `cuts`, then finish."""
-    stream = TextStream(tokenizer, stop)
+    stream = TextStream(tokenizer, stop, **options)
     bounds = [0, *sorted(min(cut, len(ids)) for cut in cuts), len(ids)]
     pieces = [stream.feed(ids[a:b]) for a, b in itertools.pairwise(bounds)]
     tail = stream.finish()
@@ -115,12 +118,15 @@ def test_good_character_stays_when_a_bad_byte_follows() -> None:
     assert stream.feed([0xFF + 1]).text + stream.finish() == "\ufffd"
 
 
-def oracle(text: str, stop: tuple[str, ...]) -> str:
-    """Let the text grow by single characters until it ends with a stop string; cut the longest such."""
-    for end in range(1, len(text) + 1):
+def oracle(text: str, stop: tuple[str, ...], *, include: bool = False, behind: int = 0) -> str:
+    """Let the text grow by single characters until it ends with a stop string; cut the longest such.
+
+    behind: characters at the beginning with which no stop string counts that is complete there.
+    """
+    for end in range(behind + 1, len(text) + 1):
         hits = [s for s in stop if text[:end].endswith(s)]
         if hits:
-            return text[: end - max(map(len, hits))]
+            return text[: end if include else end - max(map(len, hits))]
     return text
 
 
@@ -145,6 +151,39 @@ def test_stops_against_the_oracle(text: str, stop: tuple[str, ...], cuts: list[i
         # The last counted token is the one that completed the stop string.
         assert oracle(BYTE_LEVEL.decode(used), stop) == expected
         assert not any(s in BYTE_LEVEL.decode(used[:-1]) for s in stop)
+
+
+@given(
+    text=st.text(alphabet="aab é漢", max_size=30),
+    stop=stops,
+    cuts=st.lists(st.integers(0, 60), max_size=8),
+    include=st.booleans(),
+    min_tokens=st.integers(0, 12),
+)
+def test_included_and_late_stops_against_the_oracle(
+    text: str, stop: tuple[str, ...], cuts: list[int], include: bool, min_tokens: int
+) -> None:
+    ids = BYTE_LEVEL.encode(text)
+    pieces = run(BYTE_LEVEL, ids, cuts, stop, include_stop=include, min_tokens=min_tokens)
+    whole = BYTE_LEVEL.decode(ids[:min_tokens])
+    behind = len(whole.rstrip("\ufffd"))  # an unfinished character is complete with a later token
+    expected = oracle(text, stop, include=include, behind=behind)
+    assert joined(pieces) == expected
+    assert pieces[-1].stopped == (oracle(text, stop, behind=behind) != text)
+
+
+def test_two_stops_that_overlap_end_at_the_one_that_is_complete_first() -> None:
+    for stop in (("bcd", "abcdef"), ("abcdef", "bcd")):
+        pieces = run(BYTE_LEVEL, BYTE_LEVEL.encode("xabcdefg"), [1, 3, 5], stop)
+        assert joined(pieces) == "xa"
+        assert joined(run(BYTE_LEVEL, BYTE_LEVEL.encode("xabcdefg"), [1, 3, 5], stop, include_stop=True)) == "xabcd"
+
+
+def test_a_stop_string_in_the_first_tokens_is_text_and_may_begin_a_later_one() -> None:
+    ids = [token for char in "ENDEND!" for token in BYTE_LEVEL.encode(char)]
+    assert joined(run(BYTE_LEVEL, ids, [], ("END",), min_tokens=3)) == "END"
+    assert joined(run(BYTE_LEVEL, ids, [], ("END",), min_tokens=6)) == "ENDEND!"
+    assert joined(run(BYTE_LEVEL, ids, [], ("ND", "DEN"), min_tokens=3)) == "EN"
 
 
 def test_stop_across_tokens_is_never_given_out() -> None:

@@ -19,10 +19,11 @@ from ray.exceptions import ActorUnavailableError
 from ray.serve.handle import DeploymentHandle
 
 from cluster.core.errors import Overloaded, ReplicaLost
+from cluster.core.logprobs import TokenLogprob
 from cluster.core.replica import ReplicaLoad, WorkerId
 from cluster.core.request import FinishReason, GenerationRequest, TokenDelta
 from cluster.core.sampling import SamplingParams
-from cluster.token_channel import PROTOCOL, ChannelOffer
+from cluster.token_channel import MAX_BUFFER_BYTES, MAX_MESSAGE_BYTES, PROTOCOL, ChannelOffer, delta_to_wire
 from router.route_ledger import RouteLedger
 from router.routing_state import NO_EPOCH, RouteHint
 from router.serve_dispatcher import ServeDispatcher
@@ -30,6 +31,7 @@ from router.token_channels import TokenChannels
 from worker.engine_client import EngineClient
 from worker.engine_port import EngineSink
 from worker.frame import EngineCommand, EngineFrame
+from worker.request_gate import MAX_PROMPT_LOGPROBS
 from worker.request_service import RequestService
 from worker.runner import ModelFacts
 from worker.token_channel_server import TokenChannelServer
@@ -456,3 +458,10 @@ async def test_a_whole_answer_comes_in_few_pieces(replica: Replica, router: Rout
     pieces = await task
     assert [token for piece in pieces for token in piece] == list(range(100))
     assert [len(piece) for piece in pieces] == [1, 64, 35]
+
+
+def test_a_dozen_of_the_longest_scored_prompts_fit_into_one_message() -> None:
+    top = tuple((100_000 + place, -1.5) for place in range(20))
+    scored = (None, *[TokenLogprob(-2.5, top)] * (MAX_PROMPT_LOGPROBS // 21))
+    size = len(msgpack.packb(delta_to_wire(1, TokenDelta(request_id="r", token_ids=(1,), prompt_logprobs=scored))))
+    assert 12 * size < MAX_BUFFER_BYTES < MAX_MESSAGE_BYTES

@@ -40,6 +40,12 @@ GRPC_CASES: list[tuple[str, pb.GenerateRequest, grpc.StatusCode, str]] = [
         "temperature",
     ),
     ("top_p 2", pb.GenerateRequest(text="x", sampling=Options(top_p=2)), grpc.StatusCode.INVALID_ARGUMENT, "top_p"),
+    (
+        "bias of a token that is not there",
+        pb.GenerateRequest(text="x", sampling=Options(logit_bias={10**6: 1.0})),
+        grpc.StatusCode.INVALID_ARGUMENT,
+        "logit_bias",
+    ),
     ("prompt over the limit", pb.GenerateRequest(text="word " * 5000), grpc.StatusCode.INVALID_ARGUMENT, "4096"),
     (
         "answer over the limit",
@@ -56,6 +62,10 @@ HTTP_CASES: list[tuple[str, str, bytes | dict[str, Any], int, str]] = [
     ("negative max_tokens", "completions", {"prompt": "x", "max_tokens": -1}, 400, "max_tokens"),
     ("negative temperature", "completions", {"prompt": "x", "temperature": -1}, 400, "temperature"),
     ("max_tokens as text", "completions", {"prompt": "x", "max_tokens": "5"}, 400, "max_tokens"),
+    ("penalty 3", "completions", {"prompt": "x", "presence_penalty": 3}, 400, "presence_penalty"),
+    ("stop id that is not there", "completions", {"prompt": "x", "stop_token_ids": [10**6]}, 400, "stop_token_ids"),
+    ("21 alternatives", "completions", {"prompt": "x", "logprobs": 21}, 400, "logprobs"),
+    ("length_penalty alone", "completions", {"prompt": "x", "length_penalty": 0.5}, 400, "length_penalty"),
     ("prompt as number", "completions", {"prompt": 5}, 400, "prompt"),
     ("messages as text", "chat/completions", {"messages": "hello"}, 400, "messages"),
     ("over the limit", "completions", {"prompt": "word " * 5000}, 400, "4096"),

@@ -211,3 +211,33 @@ async def test_a_cache_salt_changes_every_hash_and_reaches_the_replica() -> None
     assert not set(one) & set(plain)
     assert not set(one) & set(other)
     assert [world.request.cache_salt for world in salted] == ["s", "s", "t"]
+
+
+# --- sampling ---
+
+
+@pytest.mark.parametrize(
+    ("sampling", "field"),
+    [
+        ({"presence_penalty": 2.5}, "presence_penalty"),
+        ({"frequency_penalty": -3}, "frequency_penalty"),
+        ({"repetition_penalty": 0}, "repetition_penalty"),
+        ({"min_p": 1.5}, "min_p"),
+        ({"logit_bias": ((1, 101),)}, "logit_bias"),
+        ({"logit_bias": ((1, "much"),)}, "logit_bias"),
+        ({"logit_bias": ((2**31, 1),)}, "logit_bias"),
+        ({"min_tokens": 9, "max_tokens": 8}, "min_tokens"),
+        ({"logprobs": 21}, "logprobs"),
+        ({"prompt_logprobs": -1}, "prompt_logprobs"),
+        ({"length_penalty": 0.5}, "length_penalty"),
+        ({"early_stopping": True}, "early_stopping"),
+        ({"include_stop_str_in_output": 1}, "include_stop_str_in_output"),
+    ],
+)
+async def test_wrong_sampling_values_name_their_field(sampling: dict[str, Any], field: str) -> None:
+    assert (await refused(text("hello", **sampling))).field == field
+
+
+async def test_a_prompt_that_is_scored_goes_wherever_there_is_least_to_do() -> None:
+    (hint,) = (await accepted(text("hello there", prompt_logprobs=1))).hints
+    assert (hint.chunk_hashes, hint.prompt_tokens) == ((), len(ids_of("hello there")))

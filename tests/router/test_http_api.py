@@ -18,7 +18,7 @@ from starlette.testclient import TestClient
 from cluster.core import errors
 from cluster.core.replica import WorkerId
 from cluster.core.request import FinishReason
-from router.generation import GenerationCall, GenerationEvent, ReplicaStatus, Usage
+from router.generation import GenerationCall, GenerationEvent, LogprobEntry, ReplicaStatus, Usage
 from router.http_api import MAX_BODY_BYTES, Services, build_http_app
 
 CHAT: list[Any] = [{"role": "user", "content": "hi"}]
@@ -34,6 +34,7 @@ class FakeGenerator:
         self.error: Exception | None = None
         self.words = ["Hé", "", "llo 🎉"]
         self.hang = False
+        self.logprobs: tuple[LogprobEntry, ...] | None = None
         self.closed = threading.Event()
 
     async def generate(self, call: GenerationCall) -> AsyncIterator[GenerationEvent]:
@@ -48,6 +49,8 @@ class FakeGenerator:
                     usage=Usage(prompt_tokens=5, completion_tokens=index + 1, cached_tokens=4),
                     replica=WorkerId("w1"),
                     finish_reason=FinishReason.STOP if last else None,
+                    logprobs=self.logprobs,
+                    text_offsets=() if self.logprobs is None else tuple(range(len(self.logprobs))),
                 )
             if self.error is not None:
                 raise self.error
@@ -164,6 +167,37 @@ def test_openai_chat(client: openai.OpenAI, world: World) -> None:
     assert reply.model == "demo/model"
     assert world.call.messages == CHAT
     assert world.call.sampling == {"max_tokens": 9, "temperature": 0}
+
+
+ENTRY = LogprobEntry(7, b"\xc3", -0.5, (LogprobEntry(8, b"e", -0.25), LogprobEntry(7, b"\xc3", -0.5)))
+
+
+def test_openai_chat_logprobs(client: openai.OpenAI, world: World) -> None:
+    world.generator.logprobs = (ENTRY,)
+    asked: dict[str, Any] = {"model": "", "messages": CHAT, "logprobs": True, "top_logprobs": 2}
+    reply = client.chat.completions.create(**asked, presence_penalty=0.5, logit_bias={"7": -3})
+    assert reply.choices[0].logprobs is not None and reply.choices[0].logprobs.content is not None
+    first, *others = reply.choices[0].logprobs.content
+    assert (first.token, first.bytes, first.logprob, len(others)) == ("bytes:\\xc3", [0xC3], -0.5, 2)
+    assert [(top.token, top.bytes, top.logprob) for top in first.top_logprobs] == [
+        ("e", [101], -0.25),
+        ("bytes:\\xc3", [0xC3], -0.5),
+    ]
+    assert world.call.sampling == {"logprobs": 2, "presence_penalty": 0.5, "logit_bias": ((7, -3),)}
+    chunks = list(client.chat.completions.create(**asked, stream=True))
+    told = [chunk.choices[0].logprobs for chunk in chunks if chunk.choices[0].logprobs is not None]
+    assert [len(logprobs.content or ()) for logprobs in told] == [1, 1, 1]
+
+
+def test_openai_completion_logprobs(client: openai.OpenAI, world: World) -> None:
+    world.generator.logprobs = (ENTRY,)
+    reply = client.completions.create(model="", prompt="hi", logprobs=2, extra_body={"prompt_logprobs": 0})
+    logprobs = reply.choices[0].logprobs
+    assert logprobs is not None
+    assert (logprobs.tokens, logprobs.token_logprobs) == (["bytes:\\xc3"] * 3, [-0.5] * 3)
+    assert logprobs.top_logprobs == [{"e": -0.25, "bytes:\\xc3": -0.5}] * 3
+    assert logprobs.text_offset == [0, 0, 0]
+    assert world.call.sampling == {"max_tokens": 16, "logprobs": 2, "prompt_logprobs": 0}
 
 
 def test_openai_completion_stream(client: openai.OpenAI) -> None:

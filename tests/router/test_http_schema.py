@@ -51,9 +51,7 @@ def test_harmless_fields_and_nulls_are_fine() -> None:
     harmless = {
         "logprobs": False,
         "echo": False,
-        "presence_penalty": 0.0,
-        "frequency_penalty": 0,
-        "logit_bias": {},
+        "top_logprobs": 0,
         "tools": [],
         "tool_choice": "none",
         "response_format": {"type": "text"},
@@ -81,6 +79,38 @@ def test_raw_values_reach_the_service() -> None:
         "stop": ("a", "b"),
         "stop_token_ids": (1,),
     }
+
+
+def test_every_sampling_field_arrives() -> None:
+    plain = {
+        "temperature": 0.5,
+        "top_p": 0.9,
+        "top_k": 5,
+        "min_p": 0.1,
+        "repetition_penalty": 1.2,
+        "presence_penalty": -0.5,
+        "frequency_penalty": 0.25,
+        "seed": 3,
+        "max_tokens": 9,
+        "min_tokens": 2,
+        "ignore_eos": True,
+        "include_stop_str_in_output": True,
+        "prompt_logprobs": 0,
+        "n": 2,
+    }
+    bias = {"logit_bias": {"12": -100, "7": 1.5}}
+    wanted = {**plain, "logit_bias": ((12, -100), (7, 1.5))}
+    assert call_of(CompletionBody, {"prompt": "a", "logprobs": 5, **plain, **bias}).sampling == wanted | {"logprobs": 5}
+    chat = {"messages": CHAT, "logprobs": True, **plain, **bias}
+    assert call_of(ChatBody, chat).sampling == wanted | {"logprobs": 0}
+    assert call_of(ChatBody, {**chat, "top_logprobs": 20}).sampling == wanted | {"logprobs": 20}
+
+
+def test_echo_asks_for_the_prompts_log_probabilities_too() -> None:
+    call = call_of(CompletionBody, {"prompt": "a", "echo": True, "logprobs": 2})
+    assert call.echo and call.sampling == {"max_tokens": 16, "logprobs": 2, "prompt_logprobs": 2}
+    call = call_of(CompletionBody, {"prompt": "a", "echo": True, "prompt_logprobs": 1})
+    assert call.echo and call.sampling == {"max_tokens": 16, "prompt_logprobs": 1}
 
 
 @pytest.mark.parametrize(
@@ -125,12 +155,24 @@ def test_raw_values_reach_the_service() -> None:
         ({"prompt": "a", "allowed_token_ids": [1]}, "allowed_token_ids"),
         ({"prompt": "a", "n": True}, "n"),
         ({"prompt": "a", "best_of": 3.5}, "best_of"),
-        ({"prompt": "a", "logprobs": 0}, "logprobs"),
-        ({"prompt": "a", "echo": True}, "echo"),
         ({"prompt": "a", "suffix": "x"}, "suffix"),
-        ({"prompt": "a", "presence_penalty": 0.5}, "presence_penalty"),
-        ({"prompt": "a", "logit_bias": {"1": 2}}, "logit_bias"),
-        ({"prompt": "a", "min_p": 0.1}, "min_p"),
+        ({"prompt": "a", "presence_penalty": "0.5"}, "presence_penalty"),
+        ({"prompt": "a", "frequency_penalty": True}, "frequency_penalty"),
+        ({"prompt": "a", "repetition_penalty": []}, "repetition_penalty"),
+        ({"prompt": "a", "min_p": "0.1"}, "min_p"),
+        ({"prompt": "a", "min_tokens": 1.5}, "min_tokens"),
+        ({"prompt": "a", "include_stop_str_in_output": 1}, "include_stop_str_in_output"),
+        ({"prompt": "a", "logit_bias": [[1, 2]]}, "logit_bias"),
+        ({"prompt": "a", "logit_bias": {"one": 2}}, "logit_bias"),
+        ({"prompt": "a", "logit_bias": {"-1": 2}}, "logit_bias"),
+        ({"prompt": "a", "logit_bias": {"": 2}}, "logit_bias"),
+        ({"prompt": "a", "logit_bias": {"1.0": 2}}, "logit_bias"),
+        ({"prompt": "a", "logit_bias": {"1" * 5000: 2}}, "logit_bias"),
+        ({"prompt": "a", "logprobs": True}, "logprobs"),
+        ({"prompt": "a", "logprobs": "5"}, "logprobs"),
+        ({"prompt": "a", "prompt_logprobs": True}, "prompt_logprobs"),
+        ({"prompt": "a", "echo": 1}, "echo"),
+        ({"prompt": "a", "echo": True, "logprobs": 1, "prompt_logprobs": 1}, "prompt_logprobs"),
     ],
     ids=lambda value: str(value)[:60],
 )
@@ -159,8 +201,13 @@ def test_bad_completions_name_the_field(body: Any, param: str) -> None:
         ({"messages": CHAT, "tools": [{"type": "function"}]}, "tools"),
         ({"messages": CHAT, "tool_choice": "required"}, "tool_choice"),
         ({"messages": CHAT, "response_format": {"type": "json_object"}}, "response_format"),
-        ({"messages": CHAT, "logprobs": True}, "logprobs"),
         ({"messages": CHAT, "max_completion_tokens": "5"}, "max_completion_tokens"),
+        ({"messages": CHAT, "logprobs": 1}, "logprobs"),
+        ({"messages": CHAT, "logprobs": True, "top_logprobs": 21}, "top_logprobs"),
+        ({"messages": CHAT, "logprobs": True, "top_logprobs": -1}, "top_logprobs"),
+        ({"messages": CHAT, "logprobs": True, "top_logprobs": "2"}, "top_logprobs"),
+        ({"messages": CHAT, "top_logprobs": 2}, "top_logprobs"),
+        ({"messages": CHAT, "logprobs": False, "top_logprobs": 2}, "top_logprobs"),
     ],
     ids=lambda value: str(value)[:60],
 )

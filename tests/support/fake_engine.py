@@ -12,8 +12,10 @@ from dataclasses import dataclass, field
 
 from cluster.config import CacheConfig, EngineConfig
 from cluster.core.hashing import RouteScheme, digest_of
+from cluster.core.logprobs import PromptLogprobs, TokenLogprob
 from cluster.core.request import FinishReason, GenerationRequest, TokenDelta
 from cluster.core.sampling import SamplingParams
+from worker import scheduler
 from worker.batch import Batch, ScheduledSeq
 from worker.beam_search import BeamParams, BeamResult, BeamSearch
 from worker.engine import Engine
@@ -59,6 +61,23 @@ def candidates(tokens: list[int], count: int) -> tuple[tuple[int, float], ...]:
         draw = next_token([*tokens, -1000 - place])
         found.setdefault(EOS if draw % 13 == 0 else draw, -0.5 * place - (draw % 100) / 100 - 0.1)
     return tuple(sorted(found.items(), key=lambda pair: -pair[1]))
+
+
+def prompt_logprob(token: int) -> TokenLogprob:
+    """What the fake model thinks of a token of a prompt."""
+    return TokenLogprob(-float(token % 11))
+
+
+def prompt_logprobs(seq: ScheduledSeq) -> tuple[TokenLogprob, ...]:
+    """Of the prompt tokens behind the scheduled ones, where the row wants them."""
+    if seq.extras is None or seq.extras.prompt_logprobs is None:
+        return ()
+    behind = seq.extras.next_prompt_token
+    return tuple(prompt_logprob(token) for token in [*seq.token_ids[1:], *([] if behind is None else [behind])])
+
+
+def expected_prompt_logprobs(prompt: list[int]) -> PromptLogprobs:
+    return (None, *(prompt_logprob(token) for token in prompt[1:]))
 
 
 def expected_beams(prompt: list[int], params: BeamParams) -> list[BeamResult]:
@@ -111,6 +130,8 @@ class FingerprintRunner:
         for seq in batch.seqs:
             assert len(seq.token_ids) > 0, "an empty piece was scheduled"
             self._check(seq, self._history(seq))
+        scored = sum(len(seq.token_ids) for seq in batch.seqs if prompt_logprobs(seq))
+        assert scored <= scheduler._MAX_SCORED, "more rows of logits than a step may have"
         sampled: list[Sampled] = []
         for seq in batch.seqs:
             history = self._history(seq)
@@ -119,9 +140,11 @@ class FingerprintRunner:
             self._write(seq, history)
             self.computed_tokens += len(seq.token_ids)
             if seq.sample:
-                best = candidates(history[: seq.end], seq.candidates)
+                wanted = 0 if seq.extras is None else seq.extras.candidates
+                best = candidates(history[: seq.end], wanted)
                 token = sampled_token(history[: seq.end], seq.sampling.seed)
-                sampled.append(Sampled(token, -float(token % 7) / 7, best))
+                prompt = prompt_logprobs(seq)
+                sampled.append(Sampled(token, TokenLogprob(-float(token % 7) / 7), best, prompt_logprobs=prompt))
         return sampled
 
     def _history(self, seq: ScheduledSeq) -> list[int]:
@@ -188,6 +211,7 @@ class FakeEngine:
     ends: dict[tuple[str, int], TokenDelta] = field(default_factory=dict)
     last: dict[str, TokenDelta] = field(default_factory=dict)
     cached: dict[str, int] = field(default_factory=dict)
+    prompt_logprobs: dict[str, PromptLogprobs] = field(default_factory=dict)
     frames: list[EngineFrame] = field(default_factory=list)
     ids: itertools.count[int] = field(default_factory=itertools.count)
 
@@ -231,6 +255,9 @@ class FakeEngine:
             if delta.finish_reason is not None:
                 self.ends[choice] = delta
             self.choices.setdefault(delta.request_id, {}).setdefault(delta.choice, []).extend(delta.token_ids)
+            if delta.prompt_logprobs is not None:
+                assert delta.request_id not in self.prompt_logprobs, "prompt_logprobs were told twice"
+                self.prompt_logprobs[delta.request_id] = delta.prompt_logprobs
             if delta.cached_tokens is not None and delta.choice == 0:
                 assert delta.request_id not in self.cached, "cached_tokens was told twice"
                 self.cached[delta.request_id] = delta.cached_tokens

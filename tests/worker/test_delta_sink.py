@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import random
+from typing import Any
 
 import pytest
 
 from cluster.core.errors import ReplicaLost
+from cluster.core.logprobs import TokenLogprob
 from cluster.core.request import FinishReason, TokenDelta
 from worker.delta_sink import CollectingSink
 
@@ -44,6 +46,27 @@ def test_the_first_delta_passes_at_once_and_keeps_its_facts() -> None:
     sink.put(delta(7, last=True))
     assert [d.token_ids for d in out.deltas] == [(1,), (2, 3, 4, 5), (6, 7)]
     assert [d.last for d in out.deltas] == [False, False, True]
+
+
+def test_log_probabilities_stay_with_their_tokens() -> None:
+    out = ListSink()
+    sink = CollectingSink(out, tokens=100)
+    for token in range(6):
+        ending: dict[str, Any] = {"finish_reason": LENGTH} if token == 5 else {}
+        prompt: dict[str, Any] = {"prompt_logprobs": (None, TokenLogprob(-9.0))} if token == 0 else {}
+        logprobs = (TokenLogprob(-float(token), ((token, -0.5),)),)
+        sink.put(TokenDelta(request_id="r", token_ids=(token,), logprobs=logprobs, **ending, **prompt))
+    assert [d.token_ids for d in out.deltas] == [(0,), (1, 2, 3, 4, 5)]
+    assert [[one.logprob for one in d.logprobs or ()] for d in out.deltas] == [[0.0], [-1.0, -2.0, -3.0, -4.0, -5.0]]
+    assert [d.prompt_logprobs for d in out.deltas] == [(None, TokenLogprob(-9.0)), None]
+    whole = ListSink()
+    waiting = CollectingSink(whole, tokens=100)
+    waiting.put(TokenDelta(request_id="r", token_ids=(8,), choice=1))
+    for delta_ in out.deltas:
+        waiting.put(delta_)
+    assert [d.token_ids for d in whole.deltas if d.choice == 0] == [(0, 1, 2, 3, 4, 5)]
+    assert whole.deltas[-1].prompt_logprobs == (None, TokenLogprob(-9.0))
+    assert len(whole.deltas[-1].logprobs or ()) == 6
 
 
 @pytest.mark.parametrize("seed", range(20))

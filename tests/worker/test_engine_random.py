@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 from typing import Any
+from unittest import mock
 
 import fake_engine as fakes
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from cluster.core.logprobs import PromptLogprobs
 from worker.beam_search import BeamParams
 
 PREFIXES = [list(range(1, 13)), [*range(1, 9), 70, 71, 72, 73], [200, 201, 202, 203, 204]]
@@ -19,6 +21,7 @@ requests = st.tuples(
     st.integers(1, 14),
     st.sampled_from(["", "", "", "salt"]),
     st.sampled_from([{}, {}, {}, {"n": 2}, {"n": 3, "seed": 7}, {"beam_width": 2}, {"beam_width": 3}]),
+    st.sampled_from([False, False, True]),  # with the log probabilities of the prompt
 )
 actions = st.one_of(
     st.tuples(st.just("add"), requests),
@@ -35,21 +38,30 @@ actions = st.one_of(
     budget=st.integers(1, 20),
     max_num_seqs=st.integers(1, 6),
     cache=st.sampled_from(["radix", "radix", "chunk", "off"]),
+    max_scored=st.sampled_from([1, 5, 128]),
 )
 def test_random_requests_get_the_answers_they_would_get_alone(
-    script: list[tuple[str, Any]], num_blocks: int, budget: int, max_num_seqs: int, cache: str
+    script: list[tuple[str, Any]], num_blocks: int, budget: int, max_num_seqs: int, cache: str, max_scored: int
 ) -> None:
+    with mock.patch("worker.scheduler._MAX_SCORED", max_scored):
+        _drive(script, num_blocks, budget, max_num_seqs, cache)
+
+
+def _drive(script: list[tuple[str, Any]], num_blocks: int, budget: int, max_num_seqs: int, cache: str) -> None:
     fake = fakes.make_fake_engine(
         num_blocks=num_blocks, token_budget=budget, max_num_seqs=max_num_seqs, max_queue=1000, prefix_cache=cache
     )
     wanted: dict[str, dict[int, list[int]]] = {}
+    scored: dict[str, PromptLogprobs | None] = {}
     cancelled: set[str] = set()
     for name, value in script:
         if name == "add":
-            which, tail, max_tokens, salt, rows = value
+            which, tail, max_tokens, salt, rows, scores = value
             prompt = PREFIXES[which] + tail
+            rows = {**rows, "prompt_logprobs": 0 if scores else None}
             request = fake.add(prompt, max_tokens=max_tokens, cache_salt=salt, **rows)
             wanted[request] = _expected(prompt, max_tokens, rows)
+            scored[request] = fakes.expected_prompt_logprobs(prompt) if scores else None
         elif name == "cancel":
             request = f"r{value}"
             if request in wanted and request not in fake.last:
@@ -69,6 +81,8 @@ def test_random_requests_get_the_answers_they_would_get_alone(
             assert all(tokens == answers[index][: len(tokens)] for index, tokens in got.items())
         elif fake.last[request].error is None:
             assert got == answers
+            assert fake.prompt_logprobs.get(request) == scored[request]
+            assert fake.cached[request] == 0 or scored[request] is None
         else:  # refused at the door: more rows than seats or blocks
             assert len(answers) > 1 and not any(got.values())
     load = fake.frames[-1].load

@@ -8,6 +8,7 @@ import pytest
 from cluster.core.errors import InvalidRequest, RequestTooLong
 from cluster.core.request import FinishReason
 from worker.beam_search import BeamParams
+from worker.group_stops import stop_finder
 
 PROMPT = list(range(100, 113))  # three blocks of four and one token
 CACHES = ("radix", "off")
@@ -302,3 +303,11 @@ def test_a_prompt_in_the_cache_is_not_computed_again_for_its_rows(cache: str, ca
     assert fake.runner.computed_tokens - before == 16 - cached + 3
     assert fake.choices[request] == {i: fakes.expected_sample(prompt, 1, 2 + i) for i in range(3)}
     settled(fake, cached=cache != "off")
+
+
+def test_stop_strings_of_rows_do_not_count_in_the_first_tokens() -> None:
+    found = stop_finder(("bc", "x"), lambda tokens: "".join(chr(token) for token in tokens), min_tokens=3)
+    assert found is not None
+    texts = ["abc", "abcd", "abcbc", "abcx", "xxxa", "xxxx", "aaab", "aabc"]
+    assert [found(tuple(map(ord, text))) for text in texts] == [False, False, True, True, False, True, False, True]
+    assert stop_finder((), str, 3) is None and stop_finder(("a",), None) is None

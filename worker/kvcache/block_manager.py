@@ -83,15 +83,23 @@ class BlockManager:
         return len(hit.blocks) * self._block_size + hit.tail_tokens
 
     def allocate(
-        self, seq_id: str, tokens: Sequence[int], salt: str = "", *, spare_blocks: int = 0, need_logits: bool = True
+        self,
+        seq_id: str,
+        tokens: Sequence[int],
+        salt: str = "",
+        *,
+        spare_blocks: int = 0,
+        need_logits: bool = True,
+        read_cache: bool = True,
     ) -> int | None:
         """Reserve slots for all of `tokens`, sharing what the cache holds.
 
         Returns the number of cached tokens, or None, without side effects, when memory is short. `spare_blocks`: refuse
         unless so many blocks could still be taken afterwards. `need_logits`: leave at least one token to compute.
+        `read_cache` False: share nothing, because every token shall be computed.
         """
         assert seq_id not in self._tables, f"sequence {seq_id} is already allocated"
-        hit = self._match(tokens, salt, touch=True, whole=not need_logits)
+        hit = self._match(tokens, salt, touch=True, whole=not need_logits) if read_cache else PrefixHit([])
         wanted = self._blocks_for(len(tokens)) - len(hit.blocks)
         self._ledger.lock(hit.blocks if hit.tail_block is None else [*hit.blocks, hit.tail_block])
         if hit.tail_block is not None and not self._ledger.fits(wanted, spare_blocks):

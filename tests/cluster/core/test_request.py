@@ -10,10 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cluster.core.errors import InvalidRequest, KvrayError, Overloaded, RequestTooLong
+from cluster.core.logprobs import PromptLogprobs, TokenLogprob
 from cluster.core.request import FinishReason, GenerationRequest, TokenDelta
 from cluster.core.sampling import SamplingParams
 
 tokens = st.integers(0, 2**32 - 1)
+values = st.floats(max_value=0.0, allow_nan=False)
+token_logprobs = st.builds(TokenLogprob, values, st.lists(st.tuples(tokens, values), max_size=3).map(tuple))
 
 
 def through_json(wire: Any) -> Any:
@@ -63,11 +66,25 @@ def test_wrong_sampling_values_on_the_wire_name_their_field() -> None:
     token_ids=st.lists(tokens, max_size=5),
     cached=st.none() | st.integers(0, 10**6),
     reason=st.none() | st.sampled_from(FinishReason),
+    logprobs=st.none() | st.lists(token_logprobs, max_size=3).map(tuple),
+    prompt_logprobs=st.none() | st.lists(st.none() | token_logprobs, max_size=3).map(tuple),
 )
 def test_deltas_survive_the_wire(
-    request_id: str, token_ids: list[int], cached: int | None, reason: FinishReason | None
+    request_id: str,
+    token_ids: list[int],
+    cached: int | None,
+    reason: FinishReason | None,
+    logprobs: tuple[TokenLogprob, ...] | None,
+    prompt_logprobs: PromptLogprobs | None,
 ) -> None:
-    delta = TokenDelta(request_id=request_id, token_ids=tuple(token_ids), cached_tokens=cached, finish_reason=reason)
+    delta = TokenDelta(
+        request_id=request_id,
+        token_ids=tuple(token_ids),
+        cached_tokens=cached,
+        finish_reason=reason,
+        logprobs=logprobs,
+        prompt_logprobs=prompt_logprobs,
+    )
     back = TokenDelta.from_wire(through_json(delta.to_wire()))
     assert back == delta
     assert back.finish_reason is reason

@@ -123,6 +123,21 @@ def test_a_full_hit_computes_one_token(length: int) -> None:
     assert len(copies) == (1 if (length - 1) % B else 0)
 
 
+def test_whoever_reads_nothing_from_the_cache_still_writes_it() -> None:
+    manager = make()
+    tokens = list(range(40))
+    prefill(manager, "A", tokens)
+    assert manager.allocate("B", tokens, read_cache=False) == 0
+    assert not set(manager.get_block_ids("B")) & set(manager.get_block_ids("A"))
+    manager.commit("B", tokens, 40, tail=True)  # its whole blocks are duplicates, and folded into A's
+    manager.check_invariants()
+    assert manager.get_block_ids("B")[:2] == manager.get_block_ids("A")[:2]
+    for seq_id in ("A", "B"):
+        manager.free(seq_id)
+    manager.check_invariants()
+    assert manager.cached_prefix([*tokens, 1]) == 40
+
+
 def test_part_of_a_block_is_copied_never_shared() -> None:
     manager = make()
     tokens = list(range(40))

@@ -1,0 +1,1 @@
+"""The parts of the sampler: what changes logits, which tokens stay in the draw, and log probabilities."""
