@@ -12,7 +12,7 @@ PURE_TESTS := tests/cluster/core tests/cluster/lab tests/worker/kvcache \
     engine_loop.py block_switches.py kv_sizing.py)
 
 .DEFAULT_GOAL := help
-.PHONY: help install serve demo test test-unit test-long check format proto flash-check bench bench-serving clean
+.PHONY: help install serve demo test test-unit test-long check format proto flash-env flash-check bench bench-serving clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
@@ -63,6 +63,17 @@ format: install  ## format the code
 
 proto: install  ## generate the gRPC stubs from proto/
 	$(BIN)/python -m grpc_tools.protoc -I proto --python_out=. --pyi_out=. --grpc_python_out=. proto/cluster/rpc/inference.proto
+
+FLASH_ENV := build/flash-env
+
+flash-env: $(FLASH_ENV)/.installed  ## install the flash extra into build/flash-env (5 GB) and check what our adapter relies on
+	$(FLASH_ENV)/bin/python -W ignore::UserWarning -m worker.kernels.flash.contract_check
+
+$(FLASH_ENV)/.installed: constraints-flash.txt
+	@echo "installing vllm-flash-attn and its torch into $(FLASH_ENV): 5 GB, a few minutes, Python 3.11 or 3.12"
+	@test -x $(FLASH_ENV)/bin/python || $(PYTHON) -m venv $(FLASH_ENV)
+	$(FLASH_ENV)/bin/python -m pip install -q --constraint constraints-flash.txt vllm-flash-attn==2.6.2
+	@touch $@
 
 flash-check: install  ## resolve the flash extra against its own constraints, without installing it
 	$(BIN)/python -m pip install --dry-run --ignore-installed -q --constraint constraints-flash.txt vllm-flash-attn==2.6.2

@@ -22,6 +22,7 @@ TORCH_TESTS = tuple(
         "cluster/test_model_errors.py",
         "cluster/test_offline.py",
         "integration",
+        "worker/grammar/test_masks.py",
         "worker/kernels",
         "worker/kvcache/test_kv_pool.py",
         "worker/models",

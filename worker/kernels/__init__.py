@@ -9,26 +9,37 @@ from __future__ import annotations
 
 import logging
 
+import torch
+
 from cluster.core.errors import ConfigError
 from worker.kernels import native
 from worker.kernels.base import AttentionBackend
 from worker.kernels.cpu import CpuAttention
+from worker.kernels.cuda import select_on_cuda
 from worker.kernels.reference import ReferenceAttention
 
 logger = logging.getLogger(__name__)
 
 
 def select_backend(
-    device: str, wanted: str = "auto", threads: int = 1, block_size: int = 16, head_dim: int = 64
+    device: str,
+    wanted: str = "auto",
+    threads: int = 1,
+    block_size: int = 16,
+    head_dim: int = 64,
+    dtype: torch.dtype = torch.float32,
 ) -> AttentionBackend:
-    """The best backend for `device` ("cpu" or "cuda"), or `wanted` by name ("cpu", "reference"), else ConfigError."""
+    """The best backend for `device` ("cpu" or "cuda"), or `wanted` by name, else ConfigError.
+
+    On cpu: cpu, reference.  On cuda: flash, triton, reference.
+    """
     if wanted == "reference":
         return ReferenceAttention()
-    if wanted == "cpu" and device == "cuda":
-        raise ConfigError("attention backend cpu does not run on cuda")
+    home = {"cpu": "cpu", "flash": "cuda", "triton": "cuda"}.get(wanted, device)
+    if home != device:
+        raise ConfigError(f"attention backend {wanted} does not run on {device}")
     if device == "cuda":
-        logger.warning("attention backend: reference; it is correct but slow on cuda, no GPU kernel is built in")
-        return ReferenceAttention()
+        return select_on_cuda(wanted, block_size, head_dim, dtype)
     if native.instruction_set(block_size, head_dim) is not None:
         logger.info("attention backend: cpu")
         return CpuAttention(threads)

@@ -49,9 +49,10 @@ def load_executor(config: EngineConfig, model_dir: Path, device: torch.device, f
 
         logger.info("running through transformers: %s", reason)
         model = TransformersModel(model_dir, dtype=config.dtype, device=device, free_bytes=free_bytes)
-        return TorchExecutor(model, select_backend(device.type, wanted, threads, block_size, model.geometry.head_dim))
+        head_dim = model.geometry.head_dim
+        return TorchExecutor(model, select_backend(device.type, wanted, threads, block_size, head_dim, model.dtype))
     spec = DecoderSpec.from_config(raw)
-    if device.type == "cpu" and wanted != "reference":
+    if device.type == "cpu" and wanted in ("auto", "cpu"):
         reason = why_not_native(spec, block_size)
         if reason is None:
             torch.set_num_threads(1)  # its idle threads spin, and would take the cores from ours
@@ -63,4 +64,4 @@ def load_executor(config: EngineConfig, model_dir: Path, device: torch.device, f
         logger.warning("running in torch, several times slower: %s", reason)
         wanted = "reference"
     lean = Decoder.load(model_dir, dtype=config.dtype, device=device, free_bytes=free_bytes)
-    return TorchExecutor(lean, select_backend(device.type, wanted, threads, block_size, spec.head_dim))
+    return TorchExecutor(lean, select_backend(device.type, wanted, threads, block_size, spec.head_dim, lean.dtype))

@@ -153,7 +153,9 @@ def test_decode_rows_do_not_depend_on_the_batch() -> None:
         ("cpu", "cpu", 16, True, "cpu", "INFO"),
         ("cpu", "auto", 4, True, "reference", "WARNING"),
         ("cpu", "auto", 16, False, "reference", "WARNING"),
-        ("cuda", "auto", 16, True, "reference", "WARNING"),
+        ("cuda", "auto", 16, True, "triton", "INFO"),
+        ("cuda", "triton", 16, True, "triton", "INFO"),
+        ("cuda", "reference", 16, True, "reference", None),
         ("cpu", "reference", 16, True, "reference", None),
     ],
 )

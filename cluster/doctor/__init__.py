@@ -1,0 +1,1 @@
+"""The checks of `kvray doctor`, one module per concept."""
