@@ -8,11 +8,11 @@ HAS_COMPILER := command -v $${CXX:-c++} >/dev/null
 # Tests of modules without ray, torch, redis, grpc and processes.
 PURE_TESTS := tests/cluster/core tests/cluster/lab tests/worker/kvcache \
   $(addprefix tests/router/test_,scoring.py route_ledger.py routing_state.py) \
-  $(addprefix tests/worker/test_,scheduler.py sequence_group.py beam_search.py cache_scenarios.py cache_reuse.py engine_random.py \
+  $(addprefix tests/worker/test_,scheduler.py sequence_group.py beam_search.py cache_scenarios.py cache_reuse.py constrained_requests.py engine_random.py \
     engine_loop.py block_switches.py kv_sizing.py)
 
 .DEFAULT_GOAL := help
-.PHONY: help install serve demo test test-unit test-long check format proto flash-env flash-check bench bench-serving clean
+.PHONY: help install serve demo test test-unit test-long check format proto flash-env flash-check gpu-check bench bench-serving clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
@@ -63,6 +63,9 @@ format: install  ## format the code
 
 proto: install  ## generate the gRPC stubs from proto/
 	$(BIN)/python -m grpc_tools.protoc -I proto --python_out=. --pyi_out=. --grpc_python_out=. proto/cluster/rpc/inference.proto
+
+gpu-check: install  ## check and measure a CUDA device, as a table for an issue (ten minutes; ARGS="--model DIR")
+	$(BIN)/python -m benchmarks.gpu_check $(ARGS)
 
 FLASH_ENV := build/flash-env
 

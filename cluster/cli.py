@@ -16,7 +16,9 @@ import typer
 from pydantic import ValidationError
 
 from cluster.config import ClusterConfig
+from cluster.core.constraint import Constraint
 from cluster.core.errors import ConfigError, InvalidRequest, KvrayError
+from cluster.core.request import check_constrained_sampling
 from cluster.core.sampling import SamplingParams
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False)
@@ -31,6 +33,7 @@ Device = Annotated[str, typer.Option(help="auto, cpu or cuda")]
 AttentionBackend = Annotated[
     str, typer.Option(help="auto, cpu (native kernels), flash, triton (both CUDA) or reference")
 ]
+CudaGraphs = Annotated[bool, typer.Option("--cuda-graphs", help="replay decode steps as CUDA graphs (needs triton)")]
 KvMemory = Annotated[
     str | None, typer.Option(help="KV memory per replica, such as 2GiB (default: a share of what is free)")
 ]
@@ -64,6 +67,7 @@ def serve(  # noqa: PLR0913 - one parameter per option
     dtype: Dtype = "auto",
     device: Device = "auto",
     attention_backend: AttentionBackend = "auto",
+    cuda_graphs: CudaGraphs = False,
     kv_memory: KvMemory = None,
     max_model_len: MaxModelLen = None,
     max_num_seqs: MaxNumSeqs = 64,
@@ -113,10 +117,16 @@ def generate(  # noqa: PLR0913 - one parameter per option
     best_of: Annotated[int | None, typer.Option(help="draw so many samples and show the n likeliest")] = None,
     beam_width: Annotated[int, typer.Option(help="beam search with so many beams; 0 is off")] = 0,
     length_penalty: Annotated[float, typer.Option(help="beams: above 0 favours long answers")] = 1.0,
+    json_object: Annotated[bool, typer.Option("--json-object", help="the answer is a JSON object")] = False,
+    json_schema: Annotated[Path | None, typer.Option(help="file with the JSON Schema of the answer")] = None,
+    regex: Annotated[str | None, typer.Option(help="the whole answer matches it")] = None,
+    choice: Annotated[list[str] | None, typer.Option(help="a possible answer; may be repeated")] = None,
+    grammar: Annotated[Path | None, typer.Option(help="file with the answer's grammar, in llguidance's Lark")] = None,
     json: Annotated[bool, typer.Option("--json", help="print one JSON object instead of streaming text")] = False,
     dtype: Dtype = "auto",
     device: Device = "auto",
     attention_backend: AttentionBackend = "auto",
+    cuda_graphs: CudaGraphs = False,
     kv_memory: KvMemory = None,
     max_model_len: MaxModelLen = None,
     max_num_seqs: MaxNumSeqs = 64,
@@ -155,9 +165,12 @@ def generate(  # noqa: PLR0913 - one parameter per option
     if (logprobs, prompt_logprobs) != (None, None) and not json:
         _complain("logprobs" if prompt_logprobs is None else "prompt_logprobs", "log probabilities need --json")
         raise typer.Exit(2)
+    given = {"json_object": json_object, "json_schema": json_schema, "regex": regex, "choice": choice}
+    constraint = _constraint({**given, "grammar": grammar}, sampling)
     from cluster.generate_command import run_generate
 
-    _run(run_generate, config.engine, sys.stdin.read() if prompt == "-" else prompt, sampling, chat=chat, as_json=json)
+    text = sys.stdin.read() if prompt == "-" else prompt
+    _run(run_generate, config.engine, text, sampling, chat=chat, as_json=json, constraint=constraint)
 
 
 @app.command()
@@ -276,6 +289,7 @@ _ENGINE_OPTIONS = (
     "dtype",
     "device",
     "attention_backend",
+    "cuda_graphs",
     "max_model_len",
     "max_num_seqs",
     "token_budget",
@@ -307,6 +321,28 @@ def _sampling(**values: Any) -> SamplingParams:
     except InvalidRequest as error:
         _complain(error.field, error.message)
         raise typer.Exit(2) from None
+
+
+def _constraint(options: dict[str, Any], sampling: SamplingParams) -> Constraint | None:
+    """Of the one option that is given; a path stands for its file's text."""
+    given = {name: value for name, value in options.items() if value not in (None, False, [])}
+    if not given:
+        return None
+    name, value = next(iter(given.items()))
+    try:
+        if len(given) > 1:
+            raise InvalidRequest(list(given)[1], "an answer has one constraint")
+        make = getattr(Constraint, name)
+        text = value.read_text(encoding="utf-8") if isinstance(value, Path) else value
+        constraint: Constraint = make() if value is True else make(text)
+        check_constrained_sampling(constraint, sampling)
+    except (OSError, UnicodeDecodeError) as error:
+        _complain(name, f"cannot be read: {error}")
+        raise typer.Exit(2) from None
+    except InvalidRequest as error:
+        _complain(error.field, error.message)
+        raise typer.Exit(2) from None
+    return constraint
 
 
 def _complain(name: str, message: str) -> None:

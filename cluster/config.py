@@ -62,6 +62,7 @@ class EngineConfig(_Part):
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     device: Literal["auto", "cpu", "cuda"] = "auto"
     attention_backend: Literal["auto", "cpu", "flash", "triton", "reference"] = "auto"
+    cuda_graphs: bool = False
     max_model_len: int | None = Field(None, ge=1)
     max_num_seqs: int = Field(64, ge=1)
     token_budget: int = Field(2048, ge=1)

@@ -16,6 +16,7 @@ from typing import Any
 from rich.console import Console
 
 from cluster.config import EngineConfig
+from cluster.core.constraint import Constraint
 from cluster.core.logprobs import PromptLogprobs, TokenLogprob
 from cluster.core.sampling import SamplingParams
 from cluster.offline import OfflineEngine, OfflinePiece
@@ -23,15 +24,25 @@ from cluster.progress import resolve_with_progress
 from cluster.telemetry import configure_logging
 
 
-def run_generate(config: EngineConfig, prompt: str, sampling: SamplingParams, *, chat: bool, as_json: bool) -> int:
+def run_generate(
+    config: EngineConfig,
+    prompt: str,
+    sampling: SamplingParams,
+    *,
+    chat: bool,
+    as_json: bool,
+    constraint: Constraint | None = None,
+) -> int:
     console = Console(stderr=True)
     if config.log_blocks:
         configure_logging("generate")
     model_dir = resolve_with_progress(config.model, console)
     with OfflineEngine(config, model_dir) as engine:
         started = time.monotonic()
-        messages = [{"role": "user", "content": prompt}]
-        pieces = engine.chat(messages, sampling) if chat else engine.generate(prompt, sampling)
+        if chat:
+            pieces = engine.chat([{"role": "user", "content": prompt}], sampling, constraint=constraint)
+        else:
+            pieces = engine.generate(prompt, sampling, constraint=constraint)
         answers = [_Answer() for _ in range(sampling.num_choices)]
         first = 0.0
         for piece in pieces:

@@ -57,6 +57,8 @@ def resolve_model(
         if not (path / "config.json").is_file():
             raise ConfigError(f"{path} is not a model directory: it has no config.json")
         return path.resolve()
+    if path.is_file():
+        raise ConfigError(f"{path} is a file; --model takes its directory, with config.json and tokenizer.json in it")
     if path.exists() or model.startswith((".", "/", "~")) or model.count("/") > 1:
         raise ConfigError(f"model {model!r}: there is no such directory")
     return _from_hub(model, report, _SMALL_FILES + (_WEIGHT_FILES if weights else []))

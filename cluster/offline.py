@@ -18,6 +18,7 @@ from typing import Any
 
 from cluster.answer import AnswerStreams
 from cluster.config import EngineConfig
+from cluster.core.constraint import Constraint
 from cluster.core.errors import ReplicaLost
 from cluster.core.logprobs import PromptLogprobs, TokenLogprob
 from cluster.core.replica import ReplicaLoad
@@ -53,16 +54,24 @@ class OfflineEngine:
         self._port = ThreadEnginePort(lambda: build_engine(config, str(model_dir)))
         self.facts = self._port.start(self)
 
-    def chat(self, messages: Sequence[Mapping[str, Any]], sampling: SamplingParams) -> Iterator[OfflinePiece]:
+    def chat(
+        self, messages: Sequence[Mapping[str, Any]], sampling: SamplingParams, *, constraint: Constraint | None = None
+    ) -> Iterator[OfflinePiece]:
         """Apply the model's chat template, then generate."""
-        return self.generate(self.tokenizer.apply_chat_template(messages), sampling)
+        return self.generate(self.tokenizer.apply_chat_template(messages), sampling, constraint=constraint)
 
     def generate(
-        self, prompt: str | Sequence[int], sampling: SamplingParams, cache_salt: str = ""
+        self,
+        prompt: str | Sequence[int],
+        sampling: SamplingParams,
+        cache_salt: str = "",
+        *,
+        constraint: Constraint | None = None,
     ) -> Iterator[OfflinePiece]:
         """Stream the answer to a text or to token ids. Raises the typed errors of cluster.core.errors.
 
-        Only requests of the same `cache_salt` share KV.
+        Only requests of the same `cache_salt` share KV. `constraint`: what the answer must look like; the first one
+        waits about a second until the vocabulary is ready for it.
         """
         token_ids = self.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
         request = GenerationRequest(
@@ -70,6 +79,7 @@ class OfflineEngine:
             prompt_token_ids=tuple(token_ids),
             sampling=sampling,
             cache_salt=cache_salt,
+            constraint=constraint,
         )
         answers = AnswerStreams(self.tokenizer, sampling)
         with closing(self._deltas(request)) as deltas:

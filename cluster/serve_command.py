@@ -38,14 +38,18 @@ def run_serve(config: ClusterConfig) -> int:
         if starting and first:
             raise _Interrupted
 
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, on_signal)
+    def listen() -> None:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, on_signal)
+
+    listen()
     cluster = LocalCluster(with_threads(config))
     try:
         model_dir = resolve_with_progress(config.engine.model, console)
         cluster.config = with_absolute_model(cluster.config, model_dir)
         with console.status("starting") as line:
             cluster.start(lambda phase: line.update(phase))
+        listen()  # Ray has put its own handler for SIGTERM before ours
         starting = False
         _welcome(console, cluster)
         stop.wait()
@@ -53,6 +57,7 @@ def run_serve(config: ClusterConfig) -> int:
         pass
     finally:
         starting = False
+        signal.alarm(0)  # with which Ray's handler would abort this process after 3 s
         console.print("stopping (a few seconds)")
         cluster.stop()
     console.print("stopped")

@@ -55,6 +55,11 @@ class Tokenizer:
         return cls(backend, ChatTemplate.from_dir(directory), content=content)
 
     @property
+    def backend(self) -> tokenizers.Tokenizer:
+        """The library's own, for who needs the whole vocabulary; not to be changed."""
+        return self._backend
+
+    @property
     def vocab_size(self) -> int:
         """Number of tokens, added ones included. The model's embedding may be larger (padded)."""
         return self._vocab_size

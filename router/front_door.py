@@ -133,6 +133,7 @@ class FrontDoor:
                 sampling=sampling,
                 router_id=self._router_id,
                 cache_salt=call.cache_salt,
+                constraint=call.constraint,
             ),
             hint=RouteHint(request_id=request_id, chunk_hashes=tuple(hashes), prompt_tokens=len(tokens)),
             # With stop strings every token counts: it may be the one after which the engine need not go on.

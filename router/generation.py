@@ -12,6 +12,7 @@ from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
+from cluster.core.constraint import Constraint
 from cluster.core.replica import Epoch, ReplicaInfo, ReplicaLoad, WorkerId
 from cluster.core.request import FinishReason
 
@@ -26,6 +27,7 @@ class GenerationCall:
     timeout_s: client deadline.  streamed: the client reads piece by piece; else events may come in larger pieces.
     echo: every choice begins with the prompt's text; so do its log probabilities, where the prompt's are asked for.
     sampling: keyword arguments of SamplingParams (seed may be absent: drawn).
+    constraint: what every answer must look like.
     """
 
     model: str = ""
@@ -38,6 +40,7 @@ class GenerationCall:
     timeout_s: float | None = None
     streamed: bool = True
     echo: bool = False
+    constraint: Constraint | None = None
 
     @property
     def num_choices(self) -> int:

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from cluster.core.constraint import Constraint
 from cluster.core.errors import InvalidRequest
 from cluster.core.request import FinishReason
 from cluster.rpc import inference_pb2 as pb
@@ -48,6 +49,7 @@ def call_from(request: pb.GenerateRequest, timeout_s: float | None) -> Generatio
         sampling=_sampling(request.sampling),
         cache_salt=request.cache_salt,
         timeout_s=timeout_s,
+        constraint=_constraint(request.constraint) if request.HasField("constraint") else None,
         **prompt,
     )
 
@@ -80,6 +82,24 @@ def _sampling(options: pb.SamplingOptions) -> dict[str, Any]:
     if options.early_stopping:
         sampling["early_stopping"] = _EARLY_STOPPING.get(options.early_stopping, options.early_stopping)
     return sampling
+
+
+def _constraint(constraint: pb.Constraint) -> Constraint:
+    match constraint.WhichOneof("kind"):
+        case "json_object":
+            if not constraint.json_object:
+                raise InvalidRequest("constraint.json_object", "constraint.json_object must be true, or not be there")
+            return Constraint.json_object()
+        case "json_schema":
+            return Constraint.json_schema(constraint.json_schema)
+        case "regex":
+            return Constraint.regex(constraint.regex)
+        case "choice":
+            return Constraint.choice(tuple(constraint.choice.strings))
+        case "grammar":
+            return Constraint.grammar(constraint.grammar)
+        case _:
+            raise InvalidRequest("constraint", "constraint is empty: set one of its fields")
 
 
 def _usage(usage: Usage) -> pb.Usage:

@@ -2,8 +2,8 @@
 
 Owns: the body models, the endpoints' defaults, the list of OpenAI fields that are refused, and turning every
 schema error into `InvalidRequest` with the field's path.
-Does not: read fields of several forms (http_fields), check sampling ranges (SamplingParams) or token ids against a
-vocabulary (the service).
+Does not: read fields of several forms (http_fields, http_constraint), check sampling ranges (SamplingParams) or token
+ids against a vocabulary (the service).
 Invariants: JSON types are strict ("5" is no number); a field that would change the answer and is not supported is
 refused by name, while unknown and harmless fields are ignored.
 """
@@ -18,6 +18,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from cluster.core.errors import InvalidRequest
 from cluster.core.sampling import MAX_LOGPROBS
 from router.generation import GenerationCall
+from router.http_constraint import constraint_of
 from router.http_fields import ChatMessage, logit_bias_of, message_of, prompt_of, stop_of
 
 COMPLETION_MAX_TOKENS = 16
@@ -36,12 +37,9 @@ _UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "tool_choice": ("none", "auto"),
     "functions": ([],),
     "function_call": ("none", "auto"),
-    "response_format": ({"type": "text"},),
-    "structured_outputs": (),
-    "guided_json": (),
-    "guided_regex": (),
-    "guided_choice": (),
-    "guided_grammar": (),
+    "guided_json_object": (False,),
+    "guided_whitespace_pattern": (),
+    "structural_tag": (),
     "modalities": (["text"],),
     "audio": (),
     "reasoning_effort": ("none",),
@@ -51,6 +49,8 @@ _UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "add_generation_prompt": (True,),
     "continue_final_message": (False,),
 }
+
+_GUIDED = ("guided_json", "guided_regex", "guided_choice", "guided_grammar")
 
 # Fields that are sampling parameters as they are.
 _SAMPLING = (
@@ -97,6 +97,12 @@ class _Body(BaseModel):
     length_penalty: float | None = None
     early_stopping: bool | str | None = None
     cache_salt: str | None = None
+    response_format: Any = None
+    structured_outputs: Any = None
+    guided_json: Any = None
+    guided_regex: Any = None
+    guided_choice: Any = None
+    guided_grammar: Any = None
 
     @property
     def streams(self) -> bool:
@@ -132,8 +138,14 @@ class _Body(BaseModel):
             sampling["stop"] = stop_of(self.stop)
         if self.stop_token_ids is not None:
             sampling["stop_token_ids"] = tuple(self.stop_token_ids)
+        guided = {name: getattr(self, name) for name in _GUIDED}
         return GenerationCall(
-            model=self.model or "", sampling=sampling, cache_salt=self.cache_salt or "", echo=echo, **prompt
+            model=self.model or "",
+            sampling=sampling,
+            cache_salt=self.cache_salt or "",
+            echo=echo,
+            constraint=constraint_of(self.response_format, self.structured_outputs, guided),
+            **prompt,
         )
 
     def _rows(self) -> dict[str, int]:

@@ -18,6 +18,7 @@ TESTS = Path(__file__).parent
 TORCH_TESTS = tuple(
     TESTS / name
     for name in (
+        "benchmarks",
         "cluster/test_demo_model.py",
         "cluster/test_model_errors.py",
         "cluster/test_offline.py",
@@ -26,13 +27,16 @@ TORCH_TESTS = tuple(
         "worker/kernels",
         "worker/kvcache/test_kv_pool.py",
         "worker/models",
+        "worker/grammar/test_grammar_service.py",
         "worker/test_beam_engine_parity.py",
         "worker/test_beam_search_parity.py",
+        "worker/test_constrained_engine.py",
         "worker/test_demo_parity.py",
         "worker/test_engine_main.py",
         "worker/test_engine_process.py",
         "worker/test_model_runner.py",
         "worker/test_sampler.py",
+        "worker/test_sampling_engine.py",
     )
 )
 

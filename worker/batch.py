@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from cluster.core.sampling import SamplingParams
+from worker.grammar_port import GrammarProgress
 from worker.sampling.row_extras import RowExtras
 
 
@@ -22,7 +23,7 @@ class ScheduledSeq(NamedTuple):
 
     sample: the logits of the last scheduled token are wanted: it is the sequence's newest, so that they choose the next
     token, or the row tells its prompt's log probabilities.  end: the position of the sampled token, which keys the
-    random stream (seed, position).  extras: what is wanted beyond a plain token.
+    random stream (seed, position).  extras: what is wanted beyond a plain token.  grammar: says which tokens may come.
     """
 
     seq_id: str
@@ -32,6 +33,7 @@ class ScheduledSeq(NamedTuple):
     sample: bool
     sampling: SamplingParams
     extras: RowExtras | None = None
+    grammar: GrammarProgress | None = None
 
     @property
     def end(self) -> int:

@@ -12,6 +12,7 @@ import time
 from cluster.config import CacheConfig, EngineConfig
 from cluster.core.hashing import ChunkHash, RouteScheme, root_hash
 from worker.engine import Engine
+from worker.grammar_port import GrammarPort
 from worker.group_stops import Decode
 from worker.kvcache.block_journal import BlockJournal, log_entry
 from worker.kvcache.block_manager import BlockManager
@@ -24,8 +25,17 @@ from worker.runner import Runner
 from worker.scheduler import Scheduler
 
 
-def assemble_engine(config: EngineConfig, runner: Runner, scheme: RouteScheme, decode: Decode | None = None) -> Engine:
-    """`decode`: tokens to text; without it stop strings do not end rows of groups in the engine."""
+def assemble_engine(
+    config: EngineConfig,
+    runner: Runner,
+    scheme: RouteScheme,
+    decode: Decode | None = None,
+    grammars: GrammarPort | None = None,
+) -> Engine:
+    """`decode`: tokens to text; without it stop strings do not end rows of groups in the engine.
+
+    `grammars`: without it requests with a constraint are refused.
+    """
     facts, cache = runner.facts, config.cache
     pool = BlockPool(facts.num_blocks)
     manager = BlockManager(
@@ -45,7 +55,8 @@ def assemble_engine(config: EngineConfig, runner: Runner, scheme: RouteScheme, d
         eos_token_ids=facts.eos_token_ids,
         strict_blocks=config.strict_blocks,
     )
-    return Engine(runner, manager, Scheduler(manager, limits, decode), time.monotonic, config.check_invariants)
+    scheduler = Scheduler(manager, limits, decode)
+    return Engine(runner, manager, scheduler, time.monotonic, config.check_invariants, grammars)
 
 
 def _prefix_cache(config: CacheConfig, pool: BlockPool, scheme: RouteScheme) -> PrefixCache | None:

@@ -3,8 +3,9 @@
 Owns: the order of these three, when the loop sleeps, the check of the KV bookkeeping before it does, and the status
 line every 10 s while busy.
 Does not: know whether commands come over a socket or a queue (CommandSource), who reads the frames, or what is checked.
-Invariants: with work the loop never waits; without work it waits for commands, once the bookkeeping is found sound, and
-a command waits at most for one piece of that check; one frame per round.
+Invariants: with work the loop never waits; without work, or when all of it waits for grammars, it waits for commands
+and grammars, once the bookkeeping is found sound, and these wait at most for one piece of that check; one frame per
+round.
 """
 
 from __future__ import annotations
@@ -25,7 +26,10 @@ STATUS_INTERVAL_S = 10.0
 
 class CommandSource(Protocol):
     def drain(self, *, wait: bool) -> Sequence[EngineCommand] | None:
-        """All commands that are there; with `wait`, at least one. None: the other side is gone."""
+        """All commands that are there; `wait`: once there is one, or `wake` is called. None: the other side is gone."""
+
+    def wake(self) -> None:
+        """From any thread: a `drain` that waits, now or next, returns."""
 
 
 def calm_garbage_collector() -> None:
@@ -50,10 +54,11 @@ def run_engine_loop(
     Exceptions are not caught, be they the model's or an AssertionError about the KV bookkeeping: the engine ends with
     that reason, and whoever started it replaces it.
     """
+    engine.wake_with(source.wake)
     emit(engine.step())
     status = StatusLine(clock)
     while True:
-        idle = not engine.has_work
+        idle = engine.idle
         commands = _next_commands(engine, source) if idle else source.drain(wait=False)
         if commands is None:
             return
@@ -69,12 +74,12 @@ def _next_commands(engine: Engine, source: CommandSource) -> Sequence[EngineComm
     """Wait for commands, but first check, once per pause, that every block is where the books say.
 
     Nothing changes while the engine is idle, so one whole check says all there is to say, and then the loop sleeps.
-    A command that arrives before its end drops it: the next pause begins anew.
+    A command or grammar that arrives before its end drops it: the next pause begins anew.
     """
     try:
         for _ in engine.audit():
             commands = source.drain(wait=False)
-            if commands is None or commands:
+            if commands is None or commands or not engine.idle:
                 return commands
     except AssertionError as error:
         logger.error("the KV bookkeeping is wrong, the engine stops: %s", error)

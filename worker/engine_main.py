@@ -1,6 +1,6 @@
 """The engine child process: `python -m worker.engine_main FD`.
 
-Owns: this process's start-up, its logging and its end.
+Owns: this process's start-up, what is left for after it, its logging and its end.
 Does not: outlive its parent: a closed socket ends the loop.
 Invariants: the first message out is either {"facts"} or {"error"}; after it, one frame per step, the first with the
 load, and {"failed"} as the last one when the engine ends by itself.
@@ -13,7 +13,7 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 from cluster.config import EngineConfig
 from cluster.core.errors import ConfigError, KvrayError
@@ -22,23 +22,13 @@ from cluster.telemetry import configure_logging
 from worker.engine_factory import build_engine
 from worker.engine_loop import calm_garbage_collector, run_engine_loop
 from worker.engine_wire import MessageSocket
-from worker.frame import EngineCommand, EngineFrame
+from worker.frame import EngineFrame
+from worker.socket_commands import SocketCommands
 
 logger = logging.getLogger(__name__)
 
 # A fifth of the heartbeats' interval. What requests do (their number, uncached tokens) is told at once.
 LOAD_INTERVAL_S = 0.1
-
-
-class SocketCommands:
-    """CommandSource over the socket."""
-
-    def __init__(self, messages: MessageSocket) -> None:
-        self._messages = messages
-
-    def drain(self, *, wait: bool) -> Sequence[EngineCommand] | None:
-        messages = self._messages.read(wait=wait)
-        return None if messages is None else [EngineCommand.from_wire(m) for m in messages]
 
 
 class FrameWriter:
@@ -87,12 +77,17 @@ def main(fd: int) -> int:
     messages.write({"facts": facts.to_wire()})
 
     calm_garbage_collector()
+    engine.warm_up()  # only now: it would add a second to the start
+    commands = SocketCommands(messages)
     try:
-        run_engine_loop(engine, SocketCommands(messages), FrameWriter(messages, time.monotonic).emit, time.monotonic)
+        run_engine_loop(engine, commands, FrameWriter(messages, time.monotonic).emit, time.monotonic)
     except Exception as error:
         logger.exception("the engine failed")
         messages.write({"failed": f"{type(error).__name__}: {error}"})
         return 1
+    finally:
+        engine.close()
+        commands.close()
     return 0
 
 

@@ -53,7 +53,7 @@ class ThreadEnginePort:
             self._thread.join()
 
     def drain(self, *, wait: bool) -> Sequence[EngineCommand] | None:
-        """CommandSource for the loop; None once `close` was called."""
+        """CommandSource for the loop, as is `wake`; None once `close` was called."""
         commands: list[EngineCommand] = []
         try:
             item = self._commands.get(block=wait)
@@ -64,6 +64,9 @@ class ThreadEnginePort:
             return commands
         return None
 
+    def wake(self) -> None:
+        self._commands.put(EngineCommand())
+
     def _run(self, engine: Engine, sink: EngineSink) -> None:
         reason = "closed"
         try:
@@ -71,5 +74,6 @@ class ThreadEnginePort:
         except Exception as error:
             logger.exception("the engine failed")
             reason = f"{type(error).__name__}: {error}"
+        engine.close()
         self._ended = True  # first: a command that is accepted after the sink was told would wait for ever
         sink.on_exit(reason)

@@ -48,6 +48,11 @@ class MessageSocket:
             if messages and len(data) < _READ_BYTES:
                 return messages  # no more was there; asking again would cost a system call per step
 
+    def fileno(self) -> int:
+        """For selectors. What `read` left behind is at most a part of a message, so there is something to read again
+        only once more has come."""
+        return self._sock.fileno()
+
     def close(self) -> None:
         # shutdown wakes a reader that blocks in another thread; close alone would not
         with contextlib.suppress(OSError):

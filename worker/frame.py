@@ -40,7 +40,7 @@ class EngineFrame:
 
 @dataclass(frozen=True, slots=True)
 class EngineCommand:
-    """Either a request to add, or the id of one to cancel."""
+    """Either a request to add, or the id of one to cancel. With neither it only wakes a loop that waits."""
 
     add: GenerationRequest | None = None
     cancel: str | None = None

@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import os
 from pathlib import Path
+from typing import cast
 
 import torch
 
@@ -17,6 +18,8 @@ from cluster.config import EngineConfig
 from cluster.core.errors import ConfigError
 from worker import kv_sizing
 from worker.batch import Batch
+from worker.grammar.grammar_state import GrammarState
+from worker.grammar.mask_worker import MaskWorker
 from worker.kvcache.kv_pool import KvGeometry, KvPool
 from worker.models.executor import RowSpan, StepRows
 from worker.models.fingerprint import kv_fingerprint, model_revision
@@ -33,12 +36,13 @@ _CGROUP = Path("/sys/fs/cgroup")
 
 
 class ModelRunner:
-    """The Runner for real models."""
+    """The Runner for real models. `masks`: where those of constrained rows are prepared."""
 
-    def __init__(self, config: EngineConfig, model_dir: Path) -> None:
+    def __init__(self, config: EngineConfig, model_dir: Path, masks: MaskWorker | None = None) -> None:
         self._device = _device(config.device)
         self._model = load_executor(config, model_dir, self._device, free_bytes(self._device))
         self._sampler = Sampler()
+        self._masks = MaskWorker() if masks is None else masks
         geometry = self._kv_geometry(config.cache.block_size)
         plan = self._plan(config, geometry)
         self.pool = KvPool(geometry, plan.num_blocks, self._device)
@@ -59,7 +63,12 @@ class ModelRunner:
         sampled = [seq for seq in batch.seqs if seq.sample]
         if not sampled:
             return []
-        return answer(self._sampler, logits, sampled)
+        if all(seq.grammar is None for seq in sampled):
+            return answer(self._sampler, logits, sampled)
+        states = cast("list[GrammarState | None]", [seq.grammar for seq in sampled])  # the masks' owner made them
+        masks, failed = self._masks.masks(states, logits.shape[-1], logits.device)
+        found = answer(self._sampler, logits, sampled, masks)
+        return [one._replace(error=failed.get(row)) for row, one in enumerate(found)] if failed else found
 
     def _kv_geometry(self, block_size: int) -> KvGeometry:
         geometry = self._model.geometry

@@ -11,6 +11,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple, Protocol
 
+from cluster.core.errors import KvrayError
 from cluster.core.logprobs import TokenLogprob
 from worker.batch import Batch
 
@@ -51,6 +52,7 @@ class Sampled(NamedTuple):
     logprob: the token's.  candidates: (token id, log probability) of the best next tokens, best first; what changes the
     logits changes these too.  candidate_logprobs: the model's own of the same tokens, where they are wanted.
     prompt_logprobs: of the prompt tokens behind the scheduled ones.
+    error: no token can follow in the row's grammar; the token means nothing then.
     """
 
     token_id: int
@@ -58,6 +60,7 @@ class Sampled(NamedTuple):
     candidates: tuple[tuple[int, float], ...] = ()
     candidate_logprobs: tuple[TokenLogprob, ...] = ()
     prompt_logprobs: tuple[TokenLogprob, ...] = ()
+    error: KvrayError | None = None
 
 
 class Runner(Protocol):

@@ -18,8 +18,8 @@ import torch
 from cluster.core.logprobs import TokenLogprob
 from cluster.core.sampling import SamplingParams
 from worker.sampling import logprobs as chances
-from worker.sampling.adjustments import Mask, adjust, adjusted_rows, widened
-from worker.sampling.drawing import draw, first_maximum
+from worker.sampling.adjustments import Mask, adjust, changed_rows, widened
+from worker.sampling.drawing import copied, draw, first_maximum
 from worker.sampling.row_extras import RowExtras
 
 T = TypeVar("T")
@@ -40,17 +40,19 @@ class Sampler:
         else; it must allow one.
         """
         tokens = first_maximum(logits)
-        changed = adjusted_rows(extras, masks)
-        if not changed:
+        masked, adjusted = changed_rows(extras, masks)
+        if not masked and not adjusted:
             draw(tokens, logits, params, positions, range(len(params)))
-        else:
-            draw(tokens, logits, params, positions, sorted(set(range(len(params))) - set(changed)))
-            picked = [params[r] for r in changed]
-            own = widened(logits, changed)
-            adjust(own, picked, _of(extras, changed), _of(masks, changed))
-            chosen = first_maximum(own)
-            draw(chosen, own, picked, [positions[r] for r in changed], range(len(changed)))
-            tokens[torch.tensor(changed, device=logits.device)] = chosen
+            return [int(token) for token in tokens.tolist()]
+        draw(tokens, logits, params, positions, sorted({*range(len(params))}.difference(masked, adjusted)))
+        for rows, copy in ((masked, copied), (adjusted, widened)):
+            if rows:
+                picked = [params[r] for r in rows]
+                own = copy(logits, rows)
+                adjust(own, picked, _of(extras, rows), _of(masks, rows))
+                chosen = first_maximum(own)
+                draw(chosen, own, picked, [positions[r] for r in rows], range(len(rows)))
+                tokens[torch.tensor(rows, device=logits.device)] = chosen
         return [int(token) for token in tokens.tolist()]
 
     def logprobs(
@@ -93,7 +95,7 @@ class Sampler:
         if rows:
             values = chances.log_softmax(logits[torch.tensor(rows, device=logits.device)])
             own, own_masks = _of(extras, rows), _of(masks, rows)
-            if adjusted_rows(own, own_masks):
+            if any(changed_rows(own, own_masks)):
                 values = values.double()
                 adjust(values, [params[r] for r in rows], own, own_masks)
             counts = [0 if extra is None else extra.candidates for extra in own]

@@ -6,8 +6,9 @@ two half-loaded prompts can never block each other. One that shares a prefix whi
 there. When a running sequence needs a block and none is left, the newest running one is preempted, with its whole
 group: it keeps its tokens, its computed blocks stay cached, and it waits at the head.
 
-Owns: the waiting queue, the running list, preemption, and why a sequence ends.
-Does not: see blocks or tree nodes (block_manager), run models, know time, or judge requests (request_gate).
+Owns: the waiting queue, the running list, preemption, moving grammars on, and why a sequence ends.
+Does not: see blocks or tree nodes (block_manager), run models, know time, judge requests (request_gate) or compile
+grammars (grammar_port).
 Invariants: budget never exceeded; running is in admission order; a step with work makes progress, because every
 request that was let in fits into the pool alone; a refused request leaves no trace.
 """
@@ -18,39 +19,17 @@ from collections import deque
 from collections.abc import Iterator
 from collections.abc import Sequence as Seq
 
-from cluster.core.errors import InvalidRequest, Overloaded
+from cluster.core.errors import InvalidRequest, KvrayError, Overloaded
 from cluster.core.request import FinishReason, GenerationRequest, TokenDelta
 from worker.batch import Batch, ScheduledSeq
+from worker.grammar_port import GrammarProgress
 from worker.group_stops import Decode
 from worker.kvcache.block_manager import BlockManager
 from worker.request_gate import RequestGate, SchedulerLimits
 from worker.runner import Sampled
 from worker.sequence import Sequence, SequenceStatus
 from worker.sequence_group import SequenceGroup
-
-# Prompt tokens of a step whose log probabilities are told: each needs a row of logits as wide as the vocabulary.
-_MAX_SCORED = 128
-
-
-class _Step:
-    """The step in the making: tokens per sequence, and what is left of the budget."""
-
-    def __init__(self, budget: int) -> None:
-        self.tokens: dict[str, int] = {}
-        self.left = budget
-        self._scored = _MAX_SCORED
-
-    def take(self, seq: Sequence) -> None:
-        count = min(seq.num_uncomputed, self.left)
-        if seq.scores_prompt:
-            count = min(count, self._scored)
-            self._scored -= count
-        if count:
-            self.tokens[seq.seq_id] = count
-            self.left -= count
-
-    def give_back(self, seq: Sequence) -> None:
-        self.left += self.tokens.pop(seq.seq_id, 0)
+from worker.step_budget import StepBudget
 
 
 class Scheduler:
@@ -83,19 +62,32 @@ class Scheduler:
     def sequences(self) -> Iterator[Sequence]:
         return iter(self._by_id.values())
 
-    def add(self, request: GenerationRequest) -> None:
-        """Queue a request. Raises InvalidRequest, RequestTooLong or Overloaded, and then nothing has changed."""
+    def grammars(self) -> list[GrammarProgress]:
+        """Of the sequences that can choose a token in the next step."""
+        return [seq.grammar for seq in self._running if seq.grammar is not None and seq.num_uncomputed == 1]
+
+    def check(self, request: GenerationRequest, num_ahead: int = 0) -> int:
+        """The bound on new tokens. Raises InvalidRequest, RequestTooLong or Overloaded.
+
+        num_ahead: requests that wait elsewhere.
+        """
         max_tokens = self._gate.max_tokens(request)
-        if len(self._waiting) >= self._limits.max_queue:
+        if len(self._waiting) + num_ahead >= self._limits.max_queue:
             raise Overloaded(f"the queue is full ({self._limits.max_queue} requests)", retry_after_s=1.0)
         if "/" in request.request_id:
             raise InvalidRequest("request_id", "request_id must not contain / (rows of groups are named with it)")
         if request.request_id in self._by_id:
             raise InvalidRequest("request_id", f"request {request.request_id} is already running")
+        return max_tokens
+
+    def add(self, request: GenerationRequest, grammar: GrammarProgress | None = None) -> None:
+        """Queue a request, with the beginning of its grammar if it has one. Raises as `check`; nothing has changed."""
+        max_tokens = self.check(request)
         if request.sampling.num_rows > 1 or request.sampling.beam_width:
-            seq = SequenceGroup(request, max_tokens, self._limits.eos_token_ids, self._decode).leader
+            seq = SequenceGroup(request, max_tokens, self._limits.eos_token_ids, self._decode, grammar).leader
         else:
             seq = Sequence(request, max_tokens, self._limits.eos_token_ids)
+            seq.grammar = grammar
         seq.expected_cached = self._cached_prefix(seq)
         self._by_id[seq.seq_id] = seq
         self._waiting.append(seq)
@@ -107,15 +99,12 @@ class Scheduler:
             return False
         if seq.status is SequenceStatus.WAITING:
             self._waiting.remove(seq)
-        if seq.group is not None:
-            self._leave_running(seq.group)
-            seq.group.release(self._manager)
-        self._finish(seq)
+        self._drop(seq)
         return True
 
     def schedule(self) -> Batch:
         """The next step's batch; empty only when there is no work."""
-        step = _Step(self._limits.token_budget)
+        step = StepBudget(self._limits.token_budget)
         preempted_before = self.num_preemptions
         prefilling: list[Sequence] = []
         tokens, has_room = step.tokens, self._manager.append_token
@@ -143,13 +132,15 @@ class Scheduler:
         results = iter(sampled)
         searches: dict[str, SequenceGroup] = {}
         for item in batch.seqs:
-            seq = self._by_id[item.seq_id]
+            result = next(results) if item.sample else None
+            seq = self._by_id.get(item.seq_id)
+            if seq is None:  # its request failed in this step, with another row
+                continue
             seq.num_computed = end = item.start + len(item.token_ids)
             self._manager.commit(item.seq_id, seq.tokens, end, tail=item.sample and end == seq.num_prompt_tokens)
-            if not item.sample:
+            if result is None:
                 self._spread_when_computed(seq)
                 continue
-            result = next(results)
             if item.extras is not None and self._only_scores(seq, result):
                 continue
             if seq.group is None:
@@ -164,7 +155,7 @@ class Scheduler:
                 deltas += self._advance(group)
         return deltas
 
-    def _make_room(self, seq: Sequence, step: _Step) -> bool:
+    def _make_room(self, seq: Sequence, step: StepBudget) -> bool:
         """Slots for the newest tokens, preempting the newest sequences if needed. False: `seq` itself had to go."""
         while not self._manager.append_token(seq.seq_id, len(seq.tokens)):
             if self._manager.drop_pins():
@@ -174,7 +165,7 @@ class Scheduler:
                 return False
         return True
 
-    def _preempt(self, victim: Sequence, step: _Step) -> None:
+    def _preempt(self, victim: Sequence, step: StepBudget) -> None:
         if victim.group is None:
             gone = [victim]
             self._manager.free(victim.seq_id)
@@ -192,7 +183,7 @@ class Scheduler:
         self.num_preemptions += 1
         self._waiting.appendleft(victim)
 
-    def _admit(self, step: _Step) -> None:
+    def _admit(self, step: StepBudget) -> None:
         if not self._waiting:
             return
         held: list[Sequence] = []
@@ -268,12 +259,11 @@ class Scheduler:
             self._manager.check_writable(seq.seq_id, start, end)
         blocks = self._manager.get_block_ids(seq.seq_id)
         sample = end == len(seq.tokens) and not seq.computes_only
-        if seq.extras is None:
+        if seq.extras is None and seq.grammar is None:
             return ScheduledSeq(seq.seq_id, seq.tokens[start:end], start, blocks, sample, seq.sampling)
-        extras = seq.extras_for(end)
-        return ScheduledSeq(
-            *(seq.seq_id, seq.tokens[start:end], start, blocks, sample or seq.scores_prompt, seq.sampling, extras)
-        )
+        sample = sample or seq.scores_prompt
+        whole = (seq.seq_id, seq.tokens[start:end], start, blocks, sample, seq.sampling, seq.extras_for(end))
+        return ScheduledSeq(*whole, seq.grammar)
 
     def _only_scores(self, seq: Sequence, result: Sampled) -> bool:
         """Keep the log probabilities of a prompt. True when the step chose no token behind it."""
@@ -297,12 +287,16 @@ class Scheduler:
     def _append(self, seq: Sequence, result: Sampled) -> TokenDelta:
         """One more token of a request with one row, and perhaps its end."""
         tokens, token = seq.tokens, result.token_id
+        if seq.grammar is not None and (error := _move_on(seq.grammar, result)) is not None:
+            self._drop(seq)
+            return TokenDelta(seq.seq_id, error=error)
         tokens.append(token)
         made = len(tokens) - seq.num_prompt_tokens
         reason: FinishReason | None = None
-        if made >= seq.max_tokens or token in seq.stop_token_ids:
+        if made >= seq.max_tokens or token in seq.stop_token_ids or seq.grammar is not None:
             reason = self._end_reason(seq, token, made)
-            self._finish(seq)
+            if reason is not None:
+                self._finish(seq)
         delta = TokenDelta(seq.seq_id, (token,), seq.first_cached if made == 1 else None, reason)
         if seq.extras is None:
             return delta
@@ -312,7 +306,10 @@ class Scheduler:
         )
 
     def _append_sample(self, row: Sequence, result: Sampled, group: SequenceGroup) -> list[TokenDelta]:
-        """One more token of one of several samples. The last row to end ends the request."""
+        """One more token of one of several samples. The last row to end ends the request; one that fails, too."""
+        if row.grammar is not None and (error := _move_on(row.grammar, result)) is not None:
+            self._drop(group.leader)
+            return [TokenDelta(row.request.request_id, error=error)]
         row.tokens.append(result.token_id)
         logprobs = () if result.logprob is None else (result.logprob,)
         row.logprob += sum(one.logprob for one in logprobs)
@@ -343,7 +340,7 @@ class Scheduler:
         return [delta]
 
     def _end_reason(self, seq: Sequence, token: int, made: int) -> FinishReason | None:
-        if token in seq.stop_token_ids:
+        if token in seq.stop_token_ids or (seq.grammar is not None and seq.grammar.is_finished):
             return FinishReason.STOP
         return FinishReason.LENGTH if made >= seq.max_tokens else None
 
@@ -368,6 +365,13 @@ class Scheduler:
         for row in group.rows:
             self._by_id.pop(row.seq_id, None)
 
+    def _drop(self, seq: Sequence) -> None:
+        """A plain sequence, or the leader of a group, which goes with all its rows."""
+        if seq.group is not None:
+            self._leave_running(seq.group)
+            seq.group.release(self._manager)
+        self._finish(seq)
+
     def _finish(self, seq: Sequence) -> None:
         """A plain sequence, or the leader of a group whose rows are gone."""
         if seq.status is SequenceStatus.RUNNING:
@@ -375,6 +379,17 @@ class Scheduler:
         self._manager.free(seq.seq_id)
         seq.status = SequenceStatus.FINISHED
         del self._by_id[seq.seq_id]
+
+
+def _move_on(grammar: GrammarProgress, result: Sampled) -> KvrayError | None:
+    """By the token that was chosen; the error when the answer cannot go on."""
+    if result.error is not None:
+        return result.error
+    try:
+        grammar.accept(result.token_id)
+    except KvrayError as error:
+        return error
+    return None
 
 
 def _seats(seq: Sequence) -> int:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 from cluster.core.logprobs import PromptLogprobs, TokenLogprob
 from cluster.core.request import GenerationRequest
 from cluster.core.sampling import SamplingParams
+from worker.grammar_port import GrammarProgress
 from worker.sampling.row_extras import RowExtras
 from worker.sampling.token_counts import TokenCounts
 
@@ -37,6 +38,7 @@ class Sequence:
     index: which choice of the request this row becomes.  group: None for a request with one row.
     computes_only: a leader: it fills the cache for others and is never sampled.
     extras: what its steps want beyond a plain token, None for most sequences.
+    grammar: what its answer follows, at its newest token; kept when it is preempted.
     """
 
     __slots__ = (
@@ -46,6 +48,7 @@ class Sequence:
         "expected_cached",
         "extras",
         "first_cached",
+        "grammar",
         "group",
         "index",
         "logprob",
@@ -96,6 +99,7 @@ class Sequence:
         self.candidates: tuple[tuple[int, float], ...] = ()  # a beam's next tokens, until the whole group has them
         self.candidate_logprobs: tuple[TokenLogprob, ...] = ()
         self.status = SequenceStatus.WAITING
+        self.grammar: GrammarProgress | None = None
         self.extras = self._extras()
 
     @property

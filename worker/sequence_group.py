@@ -23,6 +23,7 @@ from typing import NamedTuple
 from cluster.core.logprobs import PromptLogprobs, TokenLogprob
 from cluster.core.request import FinishReason, GenerationRequest, TokenDelta
 from worker.beam_search import BeamParams, BeamResult, BeamSearch
+from worker.grammar_port import GrammarProgress
 from worker.group_stops import Decode, stop_finder
 from worker.kvcache.block_manager import BlockManager
 from worker.sequence import Sequence, SequenceStatus, ends_of
@@ -36,14 +37,23 @@ class _Answer(NamedTuple):
 
 
 class SequenceGroup:
-    """Created when the request is added. `decode`: tokens to text, for stop strings that end a row."""
+    """Created when the request is added. `decode`: tokens to text, for stop strings that end a row.
+
+    `grammar`: the beginning of the grammar that every sample follows on its own; a beam search has none.
+    """
 
     def __init__(
-        self, request: GenerationRequest, max_tokens: int, eos_token_ids: tuple[int, ...], decode: Decode | None = None
+        self,
+        request: GenerationRequest,
+        max_tokens: int,
+        eos_token_ids: tuple[int, ...],
+        decode: Decode | None = None,
+        grammar: GrammarProgress | None = None,
     ) -> None:
         self._request = request
         self._max_tokens = max_tokens
         self._eos = eos_token_ids
+        self._grammar = grammar
         self._serials = itertools.count()
         self._ended: list[tuple[Sequence, FinishReason]] = []  # best_of only: answers wait for each other
         sampling = request.sampling
@@ -208,7 +218,7 @@ class SequenceGroup:
 
     def _new_row(self, index: int) -> Sequence:
         sampling = self._request.sampling
-        return Sequence(
+        row = Sequence(
             self._request,
             self._max_tokens,
             self._eos,
@@ -217,6 +227,8 @@ class SequenceGroup:
             sampling=replace(sampling, seed=_wrapped(sampling.seed + index)) if index else sampling,
             index=index,
         )
+        row.grammar = None if self._grammar is None else self._grammar.fork()
+        return row
 
     def _fork(self, parent: Sequence, manager: BlockManager) -> Sequence:
         row = self._new_row(0)

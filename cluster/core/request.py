@@ -2,9 +2,9 @@
 
 Owns: GenerationRequest, TokenDelta, FinishReason and their wire forms (plain dicts and lists).
 Does not: carry text; a worker sees token ids only.
-Invariants: prompt_token_ids is never empty; exactly one delta of a choice has a finish_reason (or the request's end was
-CANCELLED); exactly one delta of a
-request is its last, because it has an error, or a finish_reason and no choice that goes on.
+Invariants: prompt_token_ids is never empty; a constraint goes with the sampling; exactly one delta of a choice has a
+finish_reason (or the request's end was CANCELLED); exactly one delta of a request is its last, because it has an error,
+or a finish_reason and no choice that goes on.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from typing import Any, NamedTuple, cast
 
 from cluster.core import errors
 from cluster.core import logprobs as logprob_forms
+from cluster.core.constraint import Constraint
 from cluster.core.logprobs import PromptLogprobs, TokenLogprob
 from cluster.core.sampling import SamplingParams
 
@@ -30,7 +31,7 @@ class GenerationRequest:
     """One prompt for one engine.
 
     request_id: unique among live requests.  router_id: whose ledger booked it (heartbeats report per router).
-    cache_salt: requests share KV only with requests of the same salt.
+    cache_salt: requests share KV only with requests of the same salt.  constraint: what the answer must look like.
     """
 
     request_id: str
@@ -38,10 +39,13 @@ class GenerationRequest:
     sampling: SamplingParams
     router_id: str = ""
     cache_salt: str = ""
+    constraint: Constraint | None = None
 
     def __post_init__(self) -> None:
         if not self.prompt_token_ids:
             raise errors.InvalidRequest("prompt", "the prompt is empty: it has no tokens")
+        if self.constraint is not None:
+            check_constrained_sampling(self.constraint, self.sampling)
 
     def to_wire(self) -> dict[str, Any]:
         return {
@@ -50,6 +54,7 @@ class GenerationRequest:
             "sampling": self.sampling.to_wire(),
             "router_id": self.router_id,
             "cache_salt": self.cache_salt,
+            "constraint": None if self.constraint is None else self.constraint.to_wire(),
         }
 
     @classmethod
@@ -60,7 +65,16 @@ class GenerationRequest:
             sampling=SamplingParams.from_wire(wire["sampling"]),
             router_id=wire["router_id"],
             cache_salt=wire["cache_salt"],
+            constraint=None if wire["constraint"] is None else Constraint.from_wire(wire["constraint"]),
         )
+
+
+def check_constrained_sampling(constraint: Constraint, sampling: SamplingParams) -> None:
+    """InvalidRequest when an answer that is sampled so cannot follow a constraint."""
+    if sampling.ignore_eos:
+        raise errors.InvalidRequest("ignore_eos", f"ignore_eos does not go with {constraint.field}: its text must end")
+    if sampling.beam_width:
+        raise errors.InvalidRequest("beam_width", f"beam_width does not go with {constraint.field}: use n or best_of")
 
 
 class TokenDelta(NamedTuple):

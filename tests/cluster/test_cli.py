@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -11,6 +12,7 @@ from typer.testing import CliRunner, Result
 
 from cluster.cli import app
 from cluster.config import ClusterConfig, EngineConfig
+from cluster.core.constraint import Constraint
 from cluster.core.errors import ConfigError, KvrayError
 from cluster.core.sampling import SamplingParams
 
@@ -56,7 +58,8 @@ def test_defaults_are_those_of_the_configuration(serve: Command, generate: Comma
     assert run("generate", "Hello").exit_code == 0
     assert serve.calls == [((ClusterConfig(),), {})]
     sampling = SamplingParams(temperature=0.0, max_tokens=256)
-    assert generate.calls == [((EngineConfig(), "Hello", sampling), {"chat": True, "as_json": False})]
+    options = {"chat": True, "as_json": False, "constraint": None}
+    assert generate.calls == [((EngineConfig(), "Hello", sampling), options)]
 
 
 def test_every_option_of_serve_arrives(serve: Command) -> None:
@@ -113,7 +116,7 @@ def test_every_option_of_generate_arrives(generate: Command) -> None:
     ((_, prompt, params), options) = generate.calls[0]
     assert prompt == "from stdin\n"
     assert params == SamplingParams(max_tokens=5, temperature=0.5, top_k=6, top_p=0.9, seed=-7, stop=("a", "b"))
-    assert options == {"chat": False, "as_json": True}
+    assert options == {"chat": False, "as_json": True, "constraint": None}
 
 
 def test_every_sampling_option_of_generate_arrives(generate: Command) -> None:
@@ -137,6 +140,45 @@ def test_every_sampling_option_of_generate_arrives(generate: Command) -> None:
         logprobs=3,
         prompt_logprobs=0,
     )
+
+
+def test_every_kind_of_constraint_arrives(generate: Command, tmp_path: Path) -> None:
+    schema, grammar = tmp_path / "schema.json", tmp_path / "grammar.lark"
+    schema.write_text('{"type": "object"}')
+    grammar.write_text('start: "é"', encoding="utf-8")
+    for arguments, constraint in (
+        (("--json-object",), Constraint.json_object()),
+        (("--json-schema", str(schema)), Constraint.json_schema('{"type": "object"}')),
+        (("--regex", "a+"), Constraint.regex("a+")),
+        (("--choice", "yes", "--choice", "no"), Constraint.choice(["yes", "no"])),
+        (("--grammar", str(grammar)), Constraint.grammar('start: "é"')),
+    ):
+        result = run("generate", "x", *arguments)
+        assert result.exit_code == 0, result.output
+        assert generate.calls.pop()[1]["constraint"] == constraint
+
+
+def test_wrong_constraints_are_one_line_that_names_the_option(generate: Command, tmp_path: Path) -> None:
+    broken, latin = tmp_path / "broken.json", tmp_path / "latin.lark"
+    broken.write_text('{"type":\n "object",}')
+    latin.write_bytes(b"start: \xff")
+    for arguments, says in (
+        (("--json-schema", str(broken)), "--json-schema: json_schema is not valid JSON: "),
+        (("--json-schema", str(tmp_path / "none")), "--json-schema: cannot be read: "),
+        (("--grammar", str(latin)), "--grammar: cannot be read: "),
+        (("--regex", ""), "--regex: "),
+        (("--choice", ""), "--choice: "),
+        (("--regex", "a", "--json-object"), "--regex: an answer has one constraint"),
+        (("--regex", "a", "--ignore-eos"), "--ignore-eos: "),
+        (("--regex", "a", "--beam-width", "2"), "--beam-width: "),
+    ):
+        result = run("generate", "x", *arguments)
+        assert result.exit_code == 2, arguments
+        (line,) = lines(result)
+        assert line.startswith(f"kvray: {says}"), line
+        if "not valid JSON" in says:
+            assert "line 2" in line
+    assert not generate.calls
 
 
 @pytest.mark.parametrize("option", ["--logprobs", "--prompt-logprobs"])

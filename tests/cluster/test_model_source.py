@@ -35,6 +35,9 @@ def test_local_directories(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
         resolve_model(str(tmp_path / "missing"))
     with pytest.raises(ConfigError, match="no such directory"):
         resolve_model("./missing")
+    (tmp_path / "model.gguf").touch()
+    with pytest.raises(ConfigError, match=r"model\.gguf is a file; --model takes its directory"):
+        resolve_model(str(tmp_path / "model.gguf"))
 
 
 def hub(monkeypatch: pytest.MonkeyPatch, outcome: Path | Exception) -> list[dict[str, Any]]:

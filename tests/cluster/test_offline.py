@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import jsonschema
 import pytest
 import tiny_models
 
@@ -166,6 +167,35 @@ def test_generate_tells_log_probabilities_as_json(demo_model_dir: Path) -> None:
         [token, one["logprob"]] for token, one in zip(answer["token_ids"], answer["logprobs"], strict=True)
     ]
     assert answer["prompt_logprobs"][0] is None and answer["prompt_logprobs"][-1]["logprob"] < 0
+
+
+SCHEMA = {
+    "type": "object",
+    "properties": {"city": {"type": "string", "maxLength": 30}, "country": {"type": "string", "maxLength": 30}},
+    "required": ["city", "country"],
+    "additionalProperties": False,
+}
+
+
+@pytest.mark.model
+def test_generate_follows_a_json_schema(demo_model_dir: Path, tmp_path: Path) -> None:
+    file = tmp_path / "schema.json"
+    file.write_text(json.dumps(SCHEMA))
+    question = "Name the capital of France and its country, as JSON."
+    done = run("-m", "cluster.cli", "generate", question, "--json-schema", str(file), "--max-tokens", "100")
+    assert done.returncode == 0, done.stderr
+    jsonschema.validate(json.loads(done.stdout), SCHEMA)
+    assert "(stop)" in done.stderr
+
+
+@pytest.mark.model
+def test_generate_says_where_a_schema_is_wrong(demo_model_dir: Path, tmp_path: Path) -> None:
+    file = tmp_path / "schema.json"
+    file.write_text(json.dumps({"properties": {"a": {"not": {}}}}))
+    done = run("-m", "cluster.cli", "generate", "Hi", "--json-schema", str(file))
+    assert done.returncode == 1
+    assert done.stdout == ""
+    assert re.fullmatch(r"kvray: json_schema is refused at #/properties/a: .*\n", done.stderr)
 
 
 @pytest.mark.model

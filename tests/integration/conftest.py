@@ -110,3 +110,11 @@ def cluster(demo_model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> I
     )
     yield running
     stop_cluster(running)
+
+
+@pytest.fixture
+def small_cluster(demo_model_dir: Path, tmp_path: Path) -> Iterator[RunningCluster]:
+    """One replica, for one test."""
+    running = start_cluster(tmp_path, "--model", str(demo_model_dir), "--replicas", "1", "--kv-memory", "512MiB")
+    yield running
+    stop_cluster(running)

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from fake_dispatcher import CHUNK_TOKENS, SCHEME, TOKENIZER, Attempt, DoorWorld, answer, ids_of
 
+from cluster.core.constraint import Constraint
 from cluster.core.errors import InvalidRequest, ModelNotFound, RequestTooLong
 from cluster.core.hashing import ChunkHash, hash_prompt, root_hash
 from cluster.core.sampling import MAX_SEED
@@ -241,3 +242,21 @@ async def test_wrong_sampling_values_name_their_field(sampling: dict[str, Any], 
 async def test_a_prompt_that_is_scored_goes_wherever_there_is_least_to_do() -> None:
     (hint,) = (await accepted(text("hello there", prompt_logprobs=1))).hints
     assert (hint.chunk_hashes, hint.prompt_tokens) == ((), len(ids_of("hello there")))
+
+
+async def test_a_constraint_reaches_the_replica_and_its_sampling_must_go_with_it() -> None:
+    constraint = Constraint.regex("a+")
+    assert (await accepted(GenerationCall(text="hello", constraint=constraint))).request.constraint == constraint
+    for field, value in (("ignore_eos", True), ("beam_width", 2)):
+        error = await refused(GenerationCall(text="hello", constraint=constraint, sampling={field: value}))
+        assert error.field == field
+
+
+async def test_a_constraint_that_the_replica_refuses_is_the_clients_mistake_and_not_tried_again() -> None:
+    error = InvalidRequest("json_schema", "json_schema is refused at #/a: no", at="#/a")
+    world = DoorWorld([Attempt("a", [error]), Attempt("b", answer("x"))])
+    with pytest.raises(InvalidRequest) as caught:
+        await anext(world.door.generate(GenerationCall(text="hello", constraint=Constraint.json_schema("{}"))))
+    assert caught.value.details["at"] == "#/a"
+    assert len(world.dispatcher.used) == 1
+    assert world.live() == 0

@@ -12,6 +12,7 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from cluster.core import errors
+from cluster.core.constraint import Constraint
 from cluster.core.replica import Epoch, ReplicaInfo, ReplicaLoad, WorkerId
 from cluster.core.request import FinishReason
 from cluster.rpc import inference_pb2 as pb
@@ -156,6 +157,43 @@ async def test_request_becomes_a_call() -> None:
     assert second.timeout_s is not None
     assert 40 < second.timeout_s < 60
     assert third.token_ids == (4, 5)
+    assert first.constraint is None
+
+
+async def test_constraints_arrive() -> None:
+    choice = pb.ChoiceStrings(strings=["yes", "no"])
+    sent = {
+        pb.Constraint(json_object=True).SerializeToString(): Constraint.json_object(),
+        pb.Constraint(json_schema='{"type": "object"}').SerializeToString(): Constraint.json_schema({"type": "object"}),
+        pb.Constraint(regex="a+").SerializeToString(): Constraint.regex("a+"),
+        pb.Constraint(choice=choice).SerializeToString(): Constraint.choice(["yes", "no"]),
+        pb.Constraint(grammar='start: "a"').SerializeToString(): Constraint.grammar('start: "a"'),
+    }
+    async with World().serving() as world:
+        for message in sent:
+            await world.inference.GenerateOnce(request(constraint=pb.Constraint.FromString(message)))
+    assert [call.constraint for call in world.generator.calls] == list(sent.values())
+
+
+@pytest.mark.parametrize(
+    ("constraint", "says"),
+    [
+        (pb.Constraint(), "constraint is empty"),
+        (pb.Constraint(json_object=False), "constraint.json_object"),
+        (pb.Constraint(json_schema="{"), "json_schema is not valid JSON"),
+        (pb.Constraint(json_schema="[]"), "json_schema must be a JSON object"),
+        (pb.Constraint(regex=""), "regex is empty"),
+        (pb.Constraint(choice=pb.ChoiceStrings()), "choice"),
+        (pb.Constraint(grammar="x" * 70_000), "grammar has 70000 bytes"),
+    ],
+    ids=str,
+)
+async def test_wrong_constraints_say_what_is_wrong(constraint: pb.Constraint, says: str) -> None:
+    async with World().serving() as world:
+        error = await failure(world.inference.GenerateOnce(request(constraint=constraint)))
+    assert error.code() == CODE.INVALID_ARGUMENT
+    assert says in (error.details() or "")
+    assert not world.generator.calls
 
 
 async def test_request_id_of_the_client_is_used() -> None:

@@ -200,7 +200,6 @@ def test_bad_completions_name_the_field(body: Any, param: str) -> None:
         ({"messages": [{"role": "assistant", "content": "", "tool_calls": [{}]}]}, "messages[0].tool_calls"),
         ({"messages": CHAT, "tools": [{"type": "function"}]}, "tools"),
         ({"messages": CHAT, "tool_choice": "required"}, "tool_choice"),
-        ({"messages": CHAT, "response_format": {"type": "json_object"}}, "response_format"),
         ({"messages": CHAT, "max_completion_tokens": "5"}, "max_completion_tokens"),
         ({"messages": CHAT, "logprobs": 1}, "logprobs"),
         ({"messages": CHAT, "logprobs": True, "top_logprobs": 21}, "top_logprobs"),

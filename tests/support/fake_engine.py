@@ -7,20 +7,22 @@ it would show as a wrong word.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import cast
 
 from cluster.config import CacheConfig, EngineConfig
 from cluster.core.hashing import RouteScheme, digest_of
 from cluster.core.logprobs import PromptLogprobs, TokenLogprob
 from cluster.core.request import FinishReason, GenerationRequest, TokenDelta
 from cluster.core.sampling import SamplingParams
-from worker import scheduler
+from worker import step_budget
 from worker.batch import Batch, ScheduledSeq
 from worker.beam_search import BeamParams, BeamResult, BeamSearch
 from worker.engine import Engine
 from worker.engine_assembly import assemble_engine
 from worker.frame import EngineCommand, EngineFrame
+from worker.grammar_port import GrammarPort
 from worker.runner import ModelFacts, Sampled
 
 VOCAB = 1000
@@ -131,7 +133,7 @@ class FingerprintRunner:
             assert len(seq.token_ids) > 0, "an empty piece was scheduled"
             self._check(seq, self._history(seq))
         scored = sum(len(seq.token_ids) for seq in batch.seqs if prompt_logprobs(seq))
-        assert scored <= scheduler._MAX_SCORED, "more rows of logits than a step may have"
+        assert scored <= step_budget.MAX_SCORED, "more rows of logits than a step may have"
         sampled: list[Sampled] = []
         for seq in batch.seqs:
             history = self._history(seq)
@@ -227,6 +229,7 @@ class FakeEngine:
     ) -> EngineCommand:
         """A request that the runner knows how to check, for whoever drives the engine through commands."""
         salt = str(options.pop("cache_salt", ""))
+        constraint = options.pop("constraint", None)
         sampling = SamplingParams(temperature=0, max_tokens=max_tokens, **options)  # type: ignore[arg-type]
         self.runner.histories[request_id] = list(prompt)
         return EngineCommand(
@@ -236,6 +239,7 @@ class FakeEngine:
                 sampling=sampling,
                 router_id="router",
                 cache_salt=salt,
+                constraint=constraint,  # type: ignore[arg-type]
             )
         )
 
@@ -275,7 +279,8 @@ class FakeEngine:
 
 
 def make_fake_engine(num_blocks: int = 32, block_size: int = 4, **options: object) -> FakeEngine:
-    """`options` go to EngineConfig, except prefix_cache and max_model_len (default: the whole pool)."""
+    """`options` go to EngineConfig, except prefix_cache, max_model_len (default: the whole pool) and grammars."""
+    grammars = cast("GrammarPort | None", options.pop("grammars", None))
     max_model_len = int(options.pop("max_model_len", num_blocks * block_size))  # type: ignore[call-overload]
     cache = CacheConfig(
         block_size=block_size,
@@ -286,6 +291,8 @@ def make_fake_engine(num_blocks: int = 32, block_size: int = 4, **options: objec
     config = EngineConfig(cache=cache, check_invariants=True, strict_blocks=True, **options)
     runner = FingerprintRunner(num_blocks, block_size, max_model_len)
     scheme = RouteScheme(tokenizer_revision="t", model_revision="m", chunk_tokens=cache.chunk_tokens)
-    return FakeEngine(
-        assemble_engine(config, runner, scheme, lambda tokens: "".join(f"<{token}>" for token in tokens)), runner
-    )
+    return FakeEngine(assemble_engine(config, runner, scheme, _words, grammars), runner)
+
+
+def _words(tokens: Sequence[int]) -> str:
+    return "".join(f"<{token}>" for token in tokens)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from cluster.config import CacheConfig, EngineConfig
+from cluster.core.constraint import Constraint
 from cluster.core.errors import KvrayError
 from cluster.core.hashing import RouteScheme
 from cluster.core.logprobs import PromptLogprobs, TokenLogprob
@@ -16,8 +17,10 @@ from cluster.core.sampling import SamplingParams
 from worker.engine import Engine
 from worker.engine_assembly import assemble_engine
 from worker.frame import EngineCommand
+from worker.grammar.grammar_service import GrammarService
+from worker.grammar.vocabulary import Vocabulary
 from worker.model_runner import ModelRunner
-from worker.scheduler import _Step
+from worker.step_budget import StepBudget
 
 
 @dataclass
@@ -32,20 +35,32 @@ class Answer:
 
 
 class SamplingEngine:
-    def __init__(self, path: Path, **changes: Any) -> None:
+    """`vocabulary`: loads the one for constraints; whoever gives it closes the engine."""
+
+    def __init__(self, path: Path, *, vocabulary: Callable[[], Vocabulary] | None = None, **changes: Any) -> None:
         cache = CacheConfig(
             block_size=8, chunk_tokens=16, kv_memory=2**22, prefix_cache=changes.pop("prefix_cache", "radix")
         )
         values = {"dtype": "float32", "max_model_len": 256, "check_invariants": True, "strict_blocks": True, **changes}
         config = EngineConfig(model=str(path), device="cpu", threads=1, cache=cache, **values)
         scheme = RouteScheme(tokenizer_revision="t", model_revision="m", chunk_tokens=cache.chunk_tokens)
-        self.engine: Engine = assemble_engine(config, ModelRunner(config, path), scheme, _words)
+        self.grammars = None if vocabulary is None else GrammarService(vocabulary)
+        runner = ModelRunner(config, path, None if self.grammars is None else self.grammars.masks)
+        self.engine: Engine = assemble_engine(config, runner, scheme, _words, self.grammars)
         self.answers: dict[str, dict[int, Answer]] = {}
         self.steps = 0
 
-    def add(self, name: str, prompt: Sequence[int], **sampling: Any) -> None:
+    def compile(self, constraint: Constraint) -> None:
+        """So that a request with it runs at once."""
+        assert self.grammars is not None
+        self.grammars.submit(constraint).exception()
+
+    def add(self, name: str, prompt: Sequence[int], *, constraint: Constraint | None = None, **sampling: Any) -> None:
         request = GenerationRequest(
-            request_id=name, prompt_token_ids=tuple(prompt), sampling=SamplingParams(**{"max_tokens": 10, **sampling})
+            request_id=name,
+            prompt_token_ids=tuple(prompt),
+            sampling=SamplingParams(**{"max_tokens": 10, **sampling}),
+            constraint=constraint,
         )
         self.answers[name] = {}
         self.engine.execute([EngineCommand(add=request)])
@@ -70,7 +85,7 @@ class SamplingEngine:
         """As if memory had run out; False when nothing runs."""
         scheduler = self.engine._scheduler
         if scheduler._running:
-            scheduler._preempt(scheduler._running[-1], _Step(1))
+            scheduler._preempt(scheduler._running[-1], StepBudget(1))
         return bool(scheduler.num_preemptions)
 
     def run(self, name: str, prompt: Sequence[int], *, preempt_at: int | None = None, **sampling: Any) -> Answer:

@@ -19,7 +19,7 @@ from worker.engine_assembly import assemble_engine
 from worker.engine_factory import build_engine
 from worker.frame import EngineCommand
 from worker.model_runner import ModelRunner
-from worker.scheduler import _Step
+from worker.step_budget import StepBudget
 
 FAMILIES = ("llama", "qwen2", "qwen3", "mistral", "gemma2")
 PROMPT = [4 + (29 * i + 7) % 92 for i in range(21)]
@@ -52,7 +52,7 @@ def run(
         step += 1
         if step == preempt_at:
             scheduler = engine._scheduler
-            scheduler._preempt(scheduler._running[-1], _Step(1))
+            scheduler._preempt(scheduler._running[-1], StepBudget(1))
     return deltas
 
 

@@ -40,6 +40,9 @@ class Script:
         self.on_drain()
         return self.batches.pop(0) if self.batches else None
 
+    def wake(self) -> None:
+        raise AssertionError("there is no grammar to wait for")
+
 
 def run(fake: fakes.FakeEngine, script: Script, clock: Clock | None = None) -> list[EngineFrame]:
     frames: list[EngineFrame] = []

@@ -11,11 +11,14 @@ from pathlib import Path
 
 import pytest
 from recording_sink import RecordingSink, tokens_of
+from small_tokenizer import PADDING, save_small_model, small_tokenizer
 
 from cluster.config import CacheConfig, EngineConfig
-from cluster.core.errors import ConfigError, ReplicaLost, RequestTooLong
+from cluster.core.constraint import Constraint
+from cluster.core.errors import ConfigError, InvalidRequest, ReplicaLost, RequestTooLong
 from cluster.core.request import FinishReason, GenerationRequest
 from cluster.core.sampling import SamplingParams
+from cluster.tokenizer import Tokenizer
 from worker.engine_client import EngineClient
 from worker.engine_factory import build_engine
 from worker.engine_process import ProcessEnginePort
@@ -117,6 +120,37 @@ def test_a_refusal_keeps_its_type_across_the_border(started: Started) -> None:
     (delta,) = sink.until_last("huge")["huge"]
     assert isinstance(delta.error, RequestTooLong)
     assert (delta.error.field, delta.error.limit) == ("max_tokens", 512)
+
+
+def constrained(request_id: str) -> EngineCommand:
+    sampling = SamplingParams(temperature=0.0, max_tokens=40)
+    constraint = Constraint.json_object()
+    return EngineCommand(
+        add=GenerationRequest(request_id=request_id, prompt_token_ids=PROMPT, sampling=sampling, constraint=constraint)
+    )
+
+
+def test_a_constrained_request_wakes_an_idle_child(make_port: Callable[..., ProcessEnginePort], tmp_path: Path) -> None:
+    """Sent at once after the start, while the vocabulary is being built."""
+    save_small_model(tmp_path)
+    port, sink = make_port(tmp_path), RecordingSink()
+    assert port.start(sink).vocab_size == small_tokenizer().get_vocab_size() + PADDING
+    port.send(constrained("a"))
+    deltas = sink.until_last("a")["a"]
+    assert deltas[-1].error is None
+    text = Tokenizer.from_dir(tmp_path).decode(tokens_of(deltas))
+    assert text.startswith("{")
+    if deltas[-1].finish_reason is FinishReason.STOP:
+        assert isinstance(json.loads(text), dict)
+
+
+def test_a_tokenizer_that_grammars_cannot_use_refuses_constraints_only(started: Started) -> None:
+    port, sink = started.port, started.sink
+    port.send(constrained("refused"))
+    (delta,) = sink.until_last("refused")["refused"]
+    assert isinstance(delta.error, InvalidRequest) and delta.error.field == "json_object"
+    port.send(add("free"))
+    assert len(tokens_of(sink.until_last("free")["free"])) == 6
 
 
 def test_a_model_that_needs_what_we_do_not_have_says_what(

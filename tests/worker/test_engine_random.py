@@ -43,7 +43,7 @@ actions = st.one_of(
 def test_random_requests_get_the_answers_they_would_get_alone(
     script: list[tuple[str, Any]], num_blocks: int, budget: int, max_num_seqs: int, cache: str, max_scored: int
 ) -> None:
-    with mock.patch("worker.scheduler._MAX_SCORED", max_scored):
+    with mock.patch("worker.step_budget.MAX_SCORED", max_scored):
         _drive(script, num_blocks, budget, max_num_seqs, cache)
 
 

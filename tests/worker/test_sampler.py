@@ -342,3 +342,17 @@ def test_uniform_golden_values_and_spread() -> None:
         assert len(set(values)) == len(values)
         neighbours = sum((a - 0.5) * (b - 0.5) for a, b in pairwise(values)) / len(values)
         assert abs(neighbours) < 0.01
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_forbidden_tokens_come_where_the_mask_allows_nothing_else(temperature: float) -> None:
+    """A grammar that can only end goes before min_tokens."""
+    params = SamplingParams(temperature=temperature)
+    mask = [token in (4, 5) for token in range(VOCAB)]
+    row = Row([9.0] * VOCAB, params, 0, [], [], frozenset({4, 5}), mask)
+    half = Row([9.0] * VOCAB, params, 0, [], [], frozenset({4, 7}), mask)
+    free = Row([9.0, 10.0] + [0.0] * (VOCAB - 2), params, 0, [], [], frozenset({1}), None)
+    tokens = sample([row, half, free])
+    assert tokens[0] in (4, 5)
+    assert tokens[1] == 5
+    assert tokens[2] != 1

@@ -118,9 +118,9 @@ def test_a_search_preempted_in_the_middle_finds_the_same_beams(preempt_at: int) 
         fake.step()
     scheduler = fake.engine._scheduler
     if any(seq.group is not None for seq in scheduler._running):
-        from worker.scheduler import _Step
+        from worker.step_budget import StepBudget
 
-        scheduler._preempt(scheduler._running[-1], _Step(100))
+        scheduler._preempt(scheduler._running[-1], StepBudget(100))
         fake.engine._manager.check_invariants()
     fake.finish()
     assert fake.answers[blocker] == fakes.expected_answer(list(range(50, 58)), 56)

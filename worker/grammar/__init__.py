@@ -2,6 +2,7 @@
 
 Owns: everything that touches the grammar library (llguidance).
 Does not: sample, or end requests.
-Invariants: imports go one way: vocabulary <- grammar_state <- mask_set <- mask_worker, and schema_walk <-
-grammar_source <- compiled_grammar <- compiler; only logits_mask and mask_worker need torch.
+Invariants: imports go one way: vocabulary <- grammar_state <- mask_set <- mask_worker <- grammar_service, and
+schema_walk <- grammar_source <- compiled_grammar <- compiler <- grammar_service; only logits_mask and mask_worker need
+torch.
 """

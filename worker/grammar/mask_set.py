@@ -19,11 +19,11 @@ Outcome = Bitmask | KvrayError
 
 
 class MaskSet:
-    """`MaskSet(states, num_words)` computes a mask of `num_words` words for every state."""
+    """`MaskSet(states)` computes the mask of every state; all states have the same vocabulary."""
 
-    def __init__(self, states: Sequence[GrammarState], num_words: int) -> None:
+    def __init__(self, states: Sequence[GrammarState]) -> None:
         self._entries: dict[GrammarState, tuple[int, Outcome]] = {}
-        masks = np.empty((len(states), num_words), dtype=np.int32)
+        masks = np.empty((len(states), states[0].num_words if states else 0), dtype=np.int32)
         for state, mask in zip(states, masks, strict=True):
             try:
                 self._entries[state] = (state.fill_mask(mask), mask)

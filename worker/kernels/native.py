@@ -8,10 +8,11 @@ Invariants: without the module everything works, slower; one pool per process an
 from __future__ import annotations
 
 import functools
+import importlib
 from typing import Any
 
 try:
-    from worker.kernels import _cpu  # type: ignore[attr-defined]  # built by CMake; absent in the pure wheel
+    _cpu: Any = importlib.import_module("worker.kernels._cpu")  # built by CMake; absent in the pure wheel
 except ImportError as error:
     _cpu = None
     _reason = f"the native kernels are not built in ({error})"

@@ -4,6 +4,8 @@
                                             else, or without native kernels: Decoder, in torch
     any other causal LM                     TransformersModel, in torch
 
+With `cuda_graphs`, decode steps of the lean decoder are captured and replayed; where that cannot be, it is refused.
+
 Owns: the choice, and one log line that says why something slower was taken.
 Does not: load (the classes do) or size the pool.
 Invariants: the choice depends on the configuration, the sizes in config.json and the machine, never on load order.
@@ -24,6 +26,8 @@ from worker.models.cpu_decoder import CpuDecoder, why_not_native
 from worker.models.decoder import Decoder
 from worker.models.decoder_spec import DecoderSpec, why_not_lean
 from worker.models.executor import Executor
+from worker.models.graph_capture import CudaCapture
+from worker.models.graphed_executor import GraphedExecutor, require_graphs
 from worker.models.model_card import read_json
 from worker.models.torch_executor import TorchExecutor
 
@@ -44,6 +48,8 @@ def load_executor(config: EngineConfig, model_dir: Path, device: torch.device, f
     )
     torch.set_num_threads(threads)
     reason = why_not_lean(raw)
+    if config.cuda_graphs:
+        require_graphs(device.type, reason)
     if reason is not None:
         from worker.models.transformers_backend import TransformersModel  # imports transformers, which takes seconds
 
@@ -64,4 +70,7 @@ def load_executor(config: EngineConfig, model_dir: Path, device: torch.device, f
         logger.warning("running in torch, several times slower: %s", reason)
         wanted = "reference"
     lean = Decoder.load(model_dir, dtype=config.dtype, device=device, free_bytes=free_bytes)
-    return TorchExecutor(lean, select_backend(device.type, wanted, threads, block_size, spec.head_dim, lean.dtype))
+    backend = select_backend(device.type, wanted, threads, block_size, spec.head_dim, lean.dtype)
+    if config.cuda_graphs:
+        return GraphedExecutor(lean, backend, CudaCapture(), most_rows=config.max_num_seqs)
+    return TorchExecutor(lean, backend)

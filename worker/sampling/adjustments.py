@@ -2,7 +2,9 @@
 
     mask  ->  forbidden tokens  ->  logit_bias  ->  repetition  ->  frequency  ->  presence penalty
 
-Owns: the order, and the arithmetic in fp64.
+Where a mask leaves nothing but tokens that are forbidden, these may come all the same.
+
+Owns: the order, and the arithmetic in fp64; masks alone change nothing that fp64 could tell.
 Does not: choose tokens, or know where the counts and masks come from.
 Invariants: a row's result depends on that row alone; work is proportional to the different tokens of the penalised
 sequences, never to their length times the vocabulary; rows without adjustments are not touched.
@@ -10,7 +12,7 @@ sequences, never to their length times the vocabulary; rows without adjustments 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -24,11 +26,14 @@ Mask = torch.Tensor  # [V] bool: True where a token may come
 _NO_EXTRAS = RowExtras()
 
 
-def adjusted_rows(extras: Sequence[RowExtras | None], masks: Sequence[Mask | None]) -> list[int]:
-    """The rows whose logits change. Both sequences may be empty, which says that no row has any."""
-    rows = {r for r, extra in enumerate(extras) if extra is not None and extra.adjusts}
-    rows |= {r for r, mask in enumerate(masks) if mask is not None}
-    return sorted(rows)
+def changed_rows(extras: Sequence[RowExtras | None], masks: Sequence[Mask | None]) -> tuple[list[int], list[int]]:
+    """The rows that are only masked, and those whose logits get other values.
+
+    Both sequences may be empty, which says that no row has any.
+    """
+    adjusted = [r for r, extra in enumerate(extras) if extra is not None and extra.adjusts]
+    others = set(adjusted)
+    return [r for r, mask in enumerate(masks) if mask is not None and r not in others], adjusted
 
 
 def widened(logits: torch.Tensor, rows: Sequence[int]) -> torch.Tensor:
@@ -39,32 +44,43 @@ def widened(logits: torch.Tensor, rows: Sequence[int]) -> torch.Tensor:
 
 
 def adjust(
-    logits: torch.Tensor,  # [R, V] fp64
+    logits: torch.Tensor,  # [R, V], fp64 where there is more than masks
     params: Sequence[SamplingParams],
     extras: Sequence[RowExtras | None],
     masks: Sequence[Mask | None] = (),
 ) -> None:
     """In place."""
     _mask(logits, masks)
-    wanted = [extra or _NO_EXTRAS for extra in extras]
-    _forbid(logits, wanted)
+    wanted = [extra or _NO_EXTRAS for extra in extras] or [_NO_EXTRAS] * len(params)
+    _forbid(logits, wanted, masks)
     _add_bias(logits, params, wanted)
     _penalise(logits, params, wanted)
 
 
 def _mask(logits: torch.Tensor, masks: Sequence[Mask | None]) -> None:
     masked = [(row, mask) for row, mask in enumerate(masks) if mask is not None]
-    if masked:
+    if not masked:
+        return
+    allowed = torch.stack([mask for _, mask in masked]).to(logits.device)
+    lowest = logits.new_tensor(-torch.inf)
+    if len(masked) == len(logits):
+        torch.where(allowed, logits, lowest, out=logits)  # three times as fast as masked_fill_
+    else:
         index = torch.tensor([row for row, _ in masked], device=logits.device)
-        forbidden = ~torch.stack([mask for _, mask in masked]).to(logits.device)
-        logits[index] = logits[index].masked_fill(forbidden, -torch.inf)
+        logits[index] = torch.where(allowed, logits[index], lowest)
 
 
-def _forbid(logits: torch.Tensor, extras: Sequence[RowExtras]) -> None:
-    pairs = [(row, token) for row, extra in enumerate(extras) for token in extra.forbidden]
+def _forbid(logits: torch.Tensor, extras: Sequence[RowExtras], masks: Sequence[Mask | None]) -> None:
+    kept = {row for row, mask in enumerate(masks) if mask is not None and _allows_only(mask, extras[row].forbidden)}
+    pairs = [(row, token) for row, extra in enumerate(extras) if row not in kept for token in extra.forbidden]
     if pairs:
         rows, tokens = torch.tensor(pairs, device=logits.device).T
         logits[rows, tokens] = -torch.inf
+
+
+def _allows_only(mask: Mask, tokens: Iterable[int]) -> bool:
+    ids = list(tokens)
+    return bool(ids) and int(mask.sum()) == int(mask[ids].sum())
 
 
 def _add_bias(logits: torch.Tensor, params: Sequence[SamplingParams], extras: Sequence[RowExtras]) -> None:

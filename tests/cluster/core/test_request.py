@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from cluster.core.constraint import Constraint
 from cluster.core.errors import InvalidRequest, KvrayError, Overloaded, RequestTooLong
 from cluster.core.logprobs import PromptLogprobs, TokenLogprob
 from cluster.core.request import FinishReason, GenerationRequest, TokenDelta
@@ -29,9 +30,15 @@ def through_json(wire: Any) -> Any:
     router_id=st.text(),
     salt=st.text(),
     max_tokens=st.none() | st.integers(1, 100),
+    constraint=st.none() | st.sampled_from([Constraint.json_object(), Constraint.choice(["a", "é"])]),
 )
 def test_requests_survive_the_wire(
-    request_id: str, prompt: list[int], router_id: str, salt: str, max_tokens: int | None
+    request_id: str,
+    prompt: list[int],
+    router_id: str,
+    salt: str,
+    max_tokens: int | None,
+    constraint: Constraint | None,
 ) -> None:
     request = GenerationRequest(
         request_id=request_id,
@@ -39,6 +46,7 @@ def test_requests_survive_the_wire(
         sampling=SamplingParams(max_tokens=max_tokens, stop=("x",)),
         router_id=router_id,
         cache_salt=salt,
+        constraint=constraint,
     )
     assert GenerationRequest.from_wire(through_json(request.to_wire())) == request
 
@@ -51,6 +59,16 @@ def test_an_empty_prompt_names_its_field_also_from_the_wire() -> None:
     wire["prompt_token_ids"] = []
     with pytest.raises(InvalidRequest, match="no tokens"):
         GenerationRequest.from_wire(wire)
+
+
+@pytest.mark.parametrize(("field", "value"), [("ignore_eos", True), ("beam_width", 2)])
+def test_sampling_that_no_constraint_can_follow_names_its_field(field: str, value: Any) -> None:
+    sampling = SamplingParams(**{field: value})
+    assert GenerationRequest(request_id="a", prompt_token_ids=(1,), sampling=sampling).constraint is None
+    with pytest.raises(InvalidRequest) as caught:
+        GenerationRequest(request_id="a", prompt_token_ids=(1,), sampling=sampling, constraint=Constraint.json_object())
+    assert caught.value.field == field
+    assert "json_object" in caught.value.message
 
 
 def test_wrong_sampling_values_on_the_wire_name_their_field() -> None:

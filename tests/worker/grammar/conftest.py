@@ -8,7 +8,8 @@ from collections.abc import Iterator
 import numpy as np
 import numpy.typing as npt
 import pytest
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from small_tokenizer import EOS, PADDING, small_tokenizer
+from tokenizers import Tokenizer
 
 from cluster.model_source import DEMO_NAME, default_cache_dir
 from worker.grammar.compiled_grammar import CompiledGrammar
@@ -17,11 +18,6 @@ from worker.grammar.grammar_state import GrammarState
 from worker.grammar.vocabulary import Vocabulary
 
 DEMO = default_cache_dir() / "models" / DEMO_NAME / "tokenizer.json"
-CORPUS = [
-    '{"name": "Ada", "age": 36, "tags": ["x", "y"], "ok": true, "none": null}',
-    '[\n  {"id": 1, "value": -2.5e3},\n  {"id": 20, "value": 0.125}\n]',
-    "the quick brown fox jumps over the lazy dog; täglich 日本 2026-11-30T12:00:00Z",
-]
 LIMIT = 250  # tokens
 FREE = 30  # tokens after which the sampler looks for an end
 
@@ -34,7 +30,7 @@ class World:
         self.eos = eos_token_ids
         self.vocab_size = vocab_size
         self.vocabulary = Vocabulary(tokenizer, vocab_size=vocab_size, eos_token_ids=eos_token_ids)
-        self.compiler = GrammarCompiler(self.vocabulary)
+        self.compiler = GrammarCompiler(lambda: self.vocabulary)
         texts = [tokenizer.decode([i], skip_special_tokens=False) for i in range(vocab_size)]
         self._ends = list(eos_token_ids)
         self._closing = np.array([text[:1] in ('"', "}", "]", "@") for text in texts])
@@ -83,25 +79,10 @@ class World:
         return ended
 
 
-def small_tokenizer() -> Tokenizer:
-    """Byte-level BPE of 400 tokens; 0 and 1 end a text."""
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=400,
-        special_tokens=["<|end|>", "<|turn|>", "<|start|>"],
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-        show_progress=False,
-    )
-    tokenizer.train_from_iterator(CORPUS * 4, trainer)
-    return tokenizer
-
-
 def _world(name: str) -> World:
     if name == "small":
         tokenizer = small_tokenizer()
-        return World(tokenizer, tokenizer.get_vocab_size() + 37, (0, 1))  # a padded embedding
+        return World(tokenizer, tokenizer.get_vocab_size() + PADDING, EOS)
     if not DEMO.exists():
         pytest.skip("the demo model is not on this machine")
     return World(Tokenizer.from_file(str(DEMO)), 49152, (2,))

@@ -30,7 +30,7 @@ def counted(small_world: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple
         return CompiledGrammar(constraint, vocabulary)
 
     monkeypatch.setattr(module, "CompiledGrammar", compile_slowly)
-    compiler = GrammarCompiler(small_world.vocabulary, capacity=3)
+    compiler = GrammarCompiler(lambda: small_world.vocabulary, capacity=3)
     yield compiler, counts
     compiler.close()
 
@@ -78,7 +78,7 @@ def test_submit_does_not_wait_and_a_refusal_stays(counted: tuple[GrammarCompiler
 
 def test_other_threads_keep_the_usual_stack(small_world: Any) -> None:
     before = threading.stack_size()
-    GrammarCompiler(small_world.vocabulary).close()
+    GrammarCompiler(lambda: small_world.vocabulary).close()
     assert threading.stack_size() == before
 
 
@@ -86,3 +86,36 @@ def test_a_vocabulary_needs_ends_of_its_tokenizer(small_world: Any) -> None:
     for wrong in ((), (small_world.vocab_size + 5,)):
         with pytest.raises(ConfigError, match="end-of-sequence"):
             Vocabulary(small_world.tokenizer, vocab_size=small_world.vocab_size, eos_token_ids=wrong)
+
+
+@pytest.mark.parametrize("error", [ConfigError("an odd tokenizer"), ValueError("a bug")])
+def test_without_a_vocabulary_all_constraints_are_refused_and_one_line_says_why(
+    error: Exception, caplog: pytest.LogCaptureFixture
+) -> None:
+    def load() -> Vocabulary:
+        raise error
+
+    compiler = GrammarCompiler(load)
+    for constraint in (Constraint.regex("a"), Constraint.json_object(), Constraint.regex("a")):
+        with pytest.raises(InvalidRequest) as caught:
+            compiler.compile(constraint)
+        assert caught.value.field == constraint.field
+        assert "odd tokenizer" in caught.value.message or "vocabulary cannot be read" in caught.value.message
+    compiler.close()
+    assert len([record for record in caplog.records if record.name == module.__name__]) == 1
+
+
+def test_constraints_wait_for_the_vocabulary_and_asking_does_not(small_world: Any) -> None:
+    there = threading.Event()
+
+    def load() -> Vocabulary:
+        assert there.wait(30)
+        vocabulary: Vocabulary = small_world.vocabulary
+        return vocabulary
+
+    compiler = GrammarCompiler(load)
+    future = compiler.submit(Constraint.regex("a"))
+    assert not future.done()
+    there.set()
+    assert future.result(30).start().num_tokens == 0
+    compiler.close()

@@ -6,7 +6,6 @@ import gc
 import runpy
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -78,7 +77,8 @@ def test_one_pool_per_thread_count() -> None:
 def test_a_pool_ends_its_threads() -> None:
     before = pool_threads()
     pool = native.module().ThreadPool(5)
-    ours = eventually(lambda: pool_threads() - before, lambda threads: len(threads) == 4)
+    ours = pool_threads() - before
+    assert len(ours) == 4
     matrix = native.module().Matrix(pool, "", "float32", torch.eye(64))
     y = torch.empty(100, 64)
     for _ in range(200):
@@ -89,16 +89,11 @@ def test_a_pool_ends_its_threads() -> None:
     assert torch.equal(y, torch.full((100, 64), 2.0))
     del matrix
     gc.collect()
-    eventually(lambda: ours & pool_threads(), lambda threads: not threads)
-
-
-def eventually(look: Callable[[], set[int]], is_right: Callable[[set[int]], bool]) -> set[int]:
-    """The system names threads and forgets them a little later than the pool does its part."""
-    for _ in range(5_000):
-        if is_right(seen := look()):
-            return seen
+    for _ in range(5_000):  # the system forgets them a little later
+        if not ours & pool_threads():
+            return
         time.sleep(0.001)
-    raise AssertionError(f"after 5 s: {look()}")
+    raise AssertionError(f"still there after 5 s: {ours & pool_threads()}")
 
 
 def pool_threads() -> set[int]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import mmap
+import os
 import sys
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -15,13 +16,16 @@ from unittest.mock import Mock
 
 import native_kernels
 import numpy as np
+import on_device
 import pytest
 import torch
+import torch.nn.functional as F
 from attention_world import AttentionWorld, Part
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from worker.kernels.base import AttentionMetadata, SequenceSpan
+from worker.kernels.fixed_metadata import FixedMetadata
 from worker.kernels.reference import ReferenceAttention
 
 ON_GPU = torch.cuda.is_available()
@@ -49,43 +53,38 @@ with pytest.MonkeyPatch.context() as patch:
 
 F32, BF16, F16 = native_kernels.DTYPES
 DEVICE = torch.device("cuda" if ON_GPU else "cpu")
+LONG = bool(os.environ.get("KVRAY_LONG"))
 PLAIN, ROUNDED = 2e-5, 2e-2  # ROUNDED: the weights of the softmax or the outputs are 16 bits wide
 
 
-class OnDevice:
-    """A backend whose tensors are on DEVICE, for a world whose tensors are on the CPU; strides stay as they are."""
-
-    name, layout = TritonAttention.name, TritonAttention.layout
-
+class OnDevice(on_device.OnDevice):
     def __init__(self) -> None:
-        self.backend = TritonAttention()
+        super().__init__(TritonAttention(), DEVICE)
+
+
+class FixedShape(OnDevice):
+    """Gives the backend a decode step as FixedMetadata, with padding rows and wider tables than needed."""
+
+    def __init__(self, padding: int = 1, spare_blocks: int = 17) -> None:
+        super().__init__()
+        self.padding, self.spare_blocks = padding, spare_blocks
 
     def forward(
-        self,
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        layer_kv: torch.Tensor,
-        metadata: AttentionMetadata,
-        **options: Any,
+        self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *rest: Any, **o: Any
     ) -> torch.Tensor:
-        layer = strided_copy(layer_kv)
-        moved = AttentionMetadata(
-            tuple(SequenceSpan(s.row, s.count, s.start, s.block_table.to(DEVICE)) for s in metadata.spans),
-            metadata.slot_mapping.to(DEVICE),
+        nothing = [torch.full((self.padding, *x.shape[1:]), float("nan"), dtype=x.dtype) for x in (query, key, value)]
+        q, k, v = (torch.cat(pair) for pair in zip((query, key, value), nothing, strict=True))
+        return super().forward(q, k, v, *rest, **o)[: len(query)]
+
+    def moved(self, metadata: AttentionMetadata) -> AttentionMetadata:
+        tables = [span.block_table for span in metadata.spans] + [torch.tensor([0])] * self.padding
+        width = max(map(len, tables)) + self.spare_blocks
+        return FixedMetadata(
+            spans=(),
+            slot_mapping=F.pad(metadata.slot_mapping, (0, self.padding), value=-1).to(DEVICE),
+            positions=F.pad(torch.tensor([s.start for s in metadata.spans]), (0, self.padding)).to(DEVICE),
+            block_tables=torch.stack([F.pad(table, (0, width - len(table))) for table in tables]).to(DEVICE),
         )
-        q, k, v = (x.to(DEVICE) for x in (query, key, value))
-        out = self.backend.forward(q, k, v, layer, moved, **options).cpu()
-        layer_kv.copy_(layer)
-        return out
-
-
-def strided_copy(view: torch.Tensor) -> torch.Tensor:
-    """On DEVICE, with all the memory that it is a view of; the tensor itself when it is there."""
-    if view.device.type == DEVICE.type:
-        return view
-    base = torch.empty(0, dtype=view.dtype, device=DEVICE).set_(view.untyped_storage().to(device=DEVICE))
-    return base.as_strided(view.shape, view.stride(), view.storage_offset())
 
 
 @pytest.fixture(autouse=True)
@@ -145,7 +144,46 @@ def test_equals_full_softmax_and_the_reference(case: Any) -> None:
     assert world.layer[world.spare].isnan().all()
 
 
-@settings(max_examples=200 if ON_GPU else 12)
+@pytest.mark.parametrize(
+    ("dtype", "options"),
+    [
+        (F32, {}),
+        (F32, {"window": 40, "block_size": 8}),
+        (F16, {"window": 300, "softcap": 3.0, "heads": 7, "kv_heads": 1}),
+        (BF16, {"head_dim": 80, "block_size": 48}),
+    ],
+)
+def test_a_step_of_fixed_shape_has_the_same_bits(dtype: torch.dtype, options: dict[str, Any]) -> None:
+    world, parts = step_of([(0, 1), (15, 1), (255, 1), (300, 1)], dtype=dtype, **options)
+    before = world.pool.clone()
+    wanted = world.run(OnDevice(), parts, rows=dtype)
+    written = world.pool.clone()
+    for backend in (FixedShape(), FixedShape(padding=0, spare_blocks=0)):
+        world.pool.copy_(before)
+        found = world.run(backend, parts, rows=dtype)
+        assert torch.equal(torch.cat(found), torch.cat(wanted))
+        assert torch.equal(world.pool.nan_to_num(9.0), written.nan_to_num(9.0))
+
+
+def test_a_plan_of_fixed_shape_follows_its_inputs_and_nothing_else() -> None:
+    backend, world = TritonAttention(), AttentionWorld([300, 300], heads=2)
+    world.run(ReferenceAttention(), world.whole())
+    layer = world.layer.to(DEVICE)
+    inputs = torch.zeros(3, 2, dtype=torch.int64, device=DEVICE)
+    tables = torch.stack(world.tables).to(DEVICE)
+    for positions in ([5, 299], [299, 30], [0, 0]):
+        at = torch.tensor(positions)
+        slots = [int(world.tables[s][p // 16]) * 16 + p % 16 for s, p in enumerate(positions)]
+        inputs[0], inputs[1] = at.to(DEVICE), torch.tensor(slots, device=DEVICE)
+        picked = ([x[s][p] for s, p in enumerate(positions)] for x in (world.q, world.k, world.v))
+        q, k, v = (torch.stack(rows).to(DEVICE) for rows in picked)
+        step = FixedMetadata(spans=(), slot_mapping=inputs[1], positions=inputs[0], block_tables=tables)
+        out = backend.forward(q, k, v, layer, step, scale=world.scale).cpu()
+        parts = [(s, p, p + 1) for s, p in enumerate(positions)]
+        assert world.largest_error(parts, list(out[:, None])) < PLAIN
+
+
+@settings(max_examples=200 if ON_GPU and LONG else 12)  # on a device, most of them compile anew
 @given(
     spans=st.lists(
         st.tuples(st.sampled_from([0, 0, 1, 15, 16, 63, 255, 256, 257]) | st.integers(0, 300), st.integers(1, 20)),

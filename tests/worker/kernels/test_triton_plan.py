@@ -12,7 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from worker.kernels.base import AttentionMetadata, SequenceSpan
+from worker.kernels.fixed_metadata import FixedMetadata
 from worker.kernels.triton import why_missing
+from worker.kernels.triton.fixed_plan import plan_fixed
 from worker.kernels.triton.step_plan import StepPlan, plan_step
 from worker.kernels.triton.tile_shape import TILE, tile_shape
 
@@ -69,6 +71,34 @@ def test_a_table_that_is_too_short_is_refused() -> None:
     metadata = AttentionMetadata((span,), torch.tensor([0, 1]))
     with pytest.raises(ValueError, match=r"position 17 does not fit its block table \(1\)"):
         plan_step(metadata, block_size=BLOCK, tile=TILE, queries_per_tile=8, most_short=4)
+
+
+@pytest.mark.parametrize(("rows", "width"), [(1, 1), (4, 16), (8, 100)])
+def test_a_plan_of_fixed_shape_is_that_of_the_same_step(rows: int, width: int) -> None:
+    starts = torch.linspace(0, width * BLOCK - 1, rows).long()
+    tables = torch.arange(rows * width).view(rows, width)
+    fixed = plan_fixed(FixedMetadata((), starts, starts, tables), block_size=BLOCK, tile=TILE)
+    spans = tuple(SequenceSpan(b, 1, start, tables[b]) for b, start in enumerate(starts.tolist()))
+    made = plan_step(AttentionMetadata(spans, starts), block_size=BLOCK, tile=TILE, queries_per_tile=8, most_short=1)
+    assert torch.equal(fixed.spans[:, :4], made.spans[:, :4])
+    assert torch.equal(fixed.tables, made.tables)
+    assert torch.equal(fixed.merge_rows, made.merge_rows)
+    assert len(fixed.query_tiles) == len(made.query_tiles) == 0
+    partials = fixed.spans[made.kv_tiles[:, 0], 4] + made.kv_tiles[:, 1]
+    assert torch.equal(fixed.kv_tiles[partials], made.kv_tiles)
+    assert len(fixed.kv_tiles) == rows * -(-width * BLOCK // TILE)
+    for found, wanted in zip(lists_of(fixed), lists_of(made), strict=True):
+        assert (found.dtype, found.is_contiguous()) == (wanted.dtype, True)
+
+
+def lists_of(plan: StepPlan) -> list[torch.Tensor]:
+    return [plan.spans, plan.tables, plan.query_tiles, plan.kv_tiles, plan.merge_rows]
+
+
+def test_a_plan_of_fixed_shape_reads_no_number_on_the_host() -> None:
+    positions, tables = torch.empty(4, dtype=torch.int64, device="meta"), torch.empty(4, 9, device="meta").long()
+    plan = plan_fixed(FixedMetadata((), positions, positions, tables), block_size=BLOCK, tile=TILE)
+    assert {numbers.device.type for numbers in lists_of(plan)} == {"meta"}  # where a look at a number raises
 
 
 @pytest.mark.parametrize("group", [1, 3, 8, 17, 128])

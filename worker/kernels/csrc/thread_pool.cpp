@@ -27,7 +27,12 @@ void pause_briefly() {
 }  // namespace
 
 ThreadPool::ThreadPool(int threads) : size_(threads) {
-  for (int i = 1; i < threads; ++i) threads_.emplace_back([this, i] { work(i); });
+  for (int i = 1; i < threads; ++i) {
+    threads_.emplace_back([this, i] { work(i); });
+#ifdef __linux__
+    pthread_setname_np(threads_.back().native_handle(), "kvray-pool");  // seen in top -H
+#endif
+  }
 }
 
 ThreadPool::~ThreadPool() {
@@ -50,9 +55,6 @@ void ThreadPool::start(Job job, void* context) {
 }
 
 void ThreadPool::work(int thread) {
-#ifdef __linux__
-  pthread_setname_np(pthread_self(), "kvray-pool");  // seen in top -H
-#endif
   uint32_t seen = 0;
   while (true) {
     wait(jobs_, seen);

@@ -5,6 +5,7 @@
     tile_attention  one tile of 256 positions, and merging   step_plan       a step's work lists, made once per step
     prefill         long spans: a program per query tile     tile_shape      how much one program holds
     decode          short spans: a program per KV tile       attention_call  what the two are given
+    fixed_plan      the work lists of a captured decode step
 
 Owns: saying whether Triton can be used, and handing out the backend.
 Does not: choose among backends (worker.kernels), or import triton before one of these functions is called.

@@ -4,7 +4,8 @@ Inside a block the numbers lie as in the reference backend. Proven with Triton's
 devices without running there: speed, and what the tensor cores make of the last bits, are not measured.
 
 Owns: the checks, the step's plan, and the order of the launches: write KV, then attend.
-Does not: choose a device (tensors must be on the current one), capture graphs, or check block ids.
+Does not: choose a device (tensors must be on the current one), capture graphs (worker.models.graphed_executor does), or
+check block ids.
 Invariants: those of AttentionBackend. A row's bits do not depend on the other spans of its batch. They do not depend
 on the piece or the query count either where a row of a product does not depend on its other rows; the order of sums is
 made for that, but tensor cores and BLAS do not promise it, so neither does this backend.
@@ -20,8 +21,10 @@ import triton.language as tl
 from torch import Tensor
 
 from worker.kernels.base import AttentionMetadata
+from worker.kernels.fixed_metadata import FixedMetadata
 from worker.kernels.triton.attention_call import AttentionCall
 from worker.kernels.triton.decode import launch_decode
+from worker.kernels.triton.fixed_plan import plan_fixed
 from worker.kernels.triton.kv_write import dense_rows, write_kv
 from worker.kernels.triton.prefill import launch_prefill, prefill_kernel
 from worker.kernels.triton.step_plan import StepPlan, plan_step
@@ -53,6 +56,7 @@ class TritonAttention:
     ) -> Tensor:
         """As AttentionBackend.forward. Products run in the query's type if the pool has it too, else in fp32.
 
+        With FixedMetadata it only launches, so that it can be captured.
         Raises ValueError for a type, head dim, group or block table that does not fit, before anything is written.
         """
         if layer_kv.stride(4) != 1:
@@ -90,9 +94,16 @@ class TritonAttention:
         """The layers of a step share their metadata object, and so this plan."""
         sizes = (block_size, shape.prefill_rows // group, shape.decode_rows // group)
         if self._planned is None or self._planned[0] is not metadata or self._planned[1] != sizes:
-            plan = plan_step(metadata, block_size=block_size, tile=TILE, queries_per_tile=sizes[1], most_short=sizes[2])
-            self._planned = (metadata, sizes, plan)
+            self._planned = (metadata, sizes, _plan_of(metadata, *sizes))
         return self._planned[2]
+
+
+def _plan_of(metadata: AttentionMetadata, block_size: int, queries_per_tile: int, most_short: int) -> StepPlan:
+    if isinstance(metadata, FixedMetadata):
+        return plan_fixed(metadata, block_size=block_size, tile=TILE)
+    return plan_step(
+        metadata, block_size=block_size, tile=TILE, queries_per_tile=queries_per_tile, most_short=most_short
+    )
 
 
 def _product_type(query: torch.dtype, pool: torch.dtype) -> torch.dtype:

@@ -2,7 +2,7 @@
 
 Owns: the write kernel and its launch.
 Does not: allocate slots, or check that they are inside the pool (that would wait for the device).
-Invariants: nothing but the given slots is written; no two rows may have the same slot.
+Invariants: nothing but the given slots is written, and nothing for a negative one; no two rows may have the same slot.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def write_kernel(
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     dim = tl.arange(0, DIM)[None, :]
     slot = tl.load(slots_ptr + row, mask=row < num_rows, other=0)
-    inside = (row < num_rows)[:, None] & (dim < HEAD_DIM)
+    inside = ((row < num_rows) & (slot >= 0))[:, None] & (dim < HEAD_DIM)
     target = kv_ptr + slot_offset(slot // BLOCK_SIZE, head, slot % BLOCK_SIZE, kv_strides)[:, None] + dim
     key = tl.load(key_ptr + row[:, None] * key_strides[0] + head * key_strides[1] + dim, mask=inside)
     tl.store(target, key, mask=inside)

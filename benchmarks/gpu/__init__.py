@@ -1,0 +1,1 @@
+"""The sections of benchmarks.gpu_check, one module per concept."""
