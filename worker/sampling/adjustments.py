@@ -19,6 +19,7 @@ import numpy as np
 import torch
 
 from cluster.core.sampling import SamplingParams
+from worker.sampling.drawing import copied
 from worker.sampling.row_extras import RowExtras
 
 Mask = torch.Tensor  # [V] bool: True where a token may come
@@ -38,9 +39,7 @@ def changed_rows(extras: Sequence[RowExtras | None], masks: Sequence[Mask | None
 
 def widened(logits: torch.Tensor, rows: Sequence[int]) -> torch.Tensor:
     """A copy of some rows in fp64."""
-    if logits.device.type == "cpu" and logits.dtype == torch.float32:
-        return torch.from_numpy(logits.numpy()[rows].astype(np.float64))
-    return logits[torch.tensor(rows, device=logits.device)].double()
+    return copied(logits, rows).double()
 
 
 def adjust(
