@@ -40,11 +40,12 @@ test-unit: install  ## the pure code only, in seconds
 	$(BIN)/python -m pytest -q -m "not cluster and not model and not redis and not torch" $(PURE_TESTS) $(ARGS)
 
 test-long: install  ## the long forms: all 64 tokens of the parity runs, many more random drives
-	KVRAY_LONG=1 $(BIN)/python -m pytest -q tests/integration/test_parity.py tests/worker/test_engine_random.py tests/worker/kvcache/test_kv_driver.py $(ARGS)
+	KVRAY_LONG=1 $(BIN)/python -m pytest -q tests/integration/test_parity.py tests/worker/test_engine_random.py tests/worker/test_scheduling_random.py tests/worker/test_pressure.py tests/worker/kvcache/test_kv_driver.py $(ARGS)
 
 bench: install  ## micro benchmarks; results belong in benchmarks/RESULTS.md
 	$(BIN)/python benchmarks/bench_kvcache.py $(ARGS)
 	$(BIN)/python benchmarks/bench_kernels.py
+	$(BIN)/python -m benchmarks.bench_index
 
 bench-serving: install  ## kvray and its engine under five workloads (ARGS="--peer vllm=http://127.0.0.1:8101 --json FILE")
 	$(BIN)/kvray bench --serve --engine $(ARGS)

@@ -185,7 +185,7 @@ def measure_step(kind: str, num_seqs: int, prompt_tokens: int, steps: int) -> fl
         vocab_size=VOCAB,
         eos_token_ids=(),
     )
-    scheduler, rng = Scheduler(manager, limits), random.Random(0)
+    scheduler, rng = Scheduler(manager, limits, time.monotonic), random.Random(0)
     for number in range(num_seqs):  # lengths differ, so that every step completes some blocks
         prompt = tuple(rng.choices(range(VOCAB), k=prompt_tokens + number % BLOCK))
         scheduler.add(GenerationRequest(request_id=f"r{number}", prompt_token_ids=prompt, sampling=SamplingParams()))

@@ -67,6 +67,11 @@ class EngineConfig(_Part):
     max_num_seqs: int = Field(64, ge=1)
     token_budget: int = Field(2048, ge=1)
     max_queue: int = Field(1024, ge=1)
+    max_queue_tokens: int | None = Field(None, ge=1)
+    scheduling: Literal["prefix", "fcfs"] = "prefix"
+    ageing_s: float = Field(2.0, ge=0)
+    hold_back: bool = True
+    watermark: float = Field(0.01, ge=0, lt=1)
     threads: int | None = Field(None, ge=1)
     world_size: Literal[1] = 1
     check_invariants: bool = False
@@ -78,13 +83,14 @@ class EngineConfig(_Part):
 class IndexConfig(_Part):
     """The Redis-fed index. `redis_url` None means: start a private server."""
 
-    redis_url: str | None = None
+    redis_url: str | None = Field(None, repr=False)  # it may hold a password
     key_prefix: str = Field("kvray", pattern=r"^[A-Za-z0-9_.-]{1,64}$")
     heartbeat_s: float = Field(0.5, gt=0)
     heartbeat_ttl_s: float = Field(3.0, gt=0)
     publish_interval_s: float = Field(0.05, ge=0)
-    stream_max_entries: int = Field(100_000, ge=1000)
+    stream_max_entries: int = Field(20_000, ge=1000)
     timeout_s: float = Field(2.0, gt=0)
+    stale_after_s: float = Field(2.0, gt=0)
 
     @model_validator(mode="after")
     def _ttl_outlives_heartbeats(self) -> IndexConfig:

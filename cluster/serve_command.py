@@ -8,7 +8,6 @@ Invariants: SIGINT and SIGTERM end it the same way; whatever was started is stop
 from __future__ import annotations
 
 import os
-import re
 import signal
 import threading
 from pathlib import Path
@@ -18,6 +17,7 @@ from rich.console import Console
 
 from cluster.config import ClusterConfig
 from cluster.core.replica import ReplicaInfo
+from cluster.index.redis_url import hide_secrets
 from cluster.launcher import LocalCluster
 from cluster.progress import resolve_with_progress
 from worker.kv_sizing import KvPlan, account_text
@@ -103,8 +103,8 @@ def _welcome(console: Console, cluster: LocalCluster) -> None:
 
 
 def hide_password(url: str) -> str:
-    """`redis://user:secret@host` -> `redis://***@host`."""
-    return re.sub(r"//[^/]*@", "//***@", url)
+    """`redis://user:secret@host` -> `redis://***@host`; the values of options go too."""
+    return hide_secrets(url)
 
 
 def account_of(info: ReplicaInfo) -> str:

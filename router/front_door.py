@@ -1,12 +1,13 @@
 """FrontDoor: the one code path behind every generate endpoint, gRPC or HTTP, streaming or not.
 
-validate -> tokenise and hash once, off the event loop -> dispatch token ids -> turn deltas back into text, and
-route again when a replica refuses or dies before the first token.
+validate -> tokenise and hash once, off the event loop -> send token ids to a replica -> turn deltas back into text.
 
-Owns: validation against the model, seeds, deadlines, re-routing, the ledger's prefill_done and release.
-Does not: turn deltas into events (answer_events), know HTTP or protobuf (router.http_api, router.grpc_api), Ray
-(Dispatcher) or choose replicas.
-Invariants: tokens reach the client once; a booking is always released; an early exit cancels the request.
+Owns: validation against the model, seeds, the deadline of the whole call, and telling when a request was answered and
+when it is over.
+Does not: route again (attempts), turn deltas into events (answer_events), know HTTP or protobuf (router.http_api,
+router.grpc_api) or choose replicas.
+Invariants: tokens reach the client once; what was booked is always released; an early exit cancels the request; a
+call whose deadline has passed is neither tokenised nor dispatched.
 """
 
 from __future__ import annotations
@@ -20,28 +21,17 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from cluster.core.errors import DeadlineExceeded, InvalidRequest, ModelNotFound, Overloaded, ReplicaLost, RequestTooLong
+from cluster.core.errors import InvalidRequest, ModelNotFound, RequestTooLong
 from cluster.core.hashing import RouteScheme, hash_prompt, root_hash
 from cluster.core.replica import WorkerId
 from cluster.core.request import GenerationRequest, TokenDelta
 from cluster.core.sampling import SamplingParams
 from cluster.tokenizer import Tokenizer
 from router.answer_events import AnswerEvents
+from router.attempts import Attempts
+from router.deadline import Deadline
 from router.generation import GenerationCall, GenerationEvent
-from router.route_ledger import RouteLedger
 from router.routing_state import RouteHint
-
-MAX_ATTEMPTS = 3
-
-
-class Dispatcher(Protocol):
-    def dispatch(
-        self, request: GenerationRequest, hint: RouteHint, *, whole: bool = False
-    ) -> AsyncGenerator[tuple[WorkerId, TokenDelta], None]:
-        """Send to a replica and stream its deltas; with `whole`, many of them may come as one.
-
-        Raises the replica's typed error, or ReplicaLost when the call broke; both carry details["worker_id"] when the
-        replica is known. details["dead"] is False where only the call failed and the replica may well live."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,8 +42,21 @@ class _Prepared:
     echo: str | None
 
 
+class Accounting(Protocol):
+    """Where a request counts from its first routing on (RoutingState). Both calls are idempotent."""
+
+    def answered(self, request_id: str, cached_tokens: int | None) -> None:
+        """Its first token is here, with what the engine reused; None: it ended before the engine began."""
+
+    def release(self, request_id: str) -> None:
+        """It is over, however it ended."""
+
+
 class FrontDoor:
-    """`max_model_len` is asked per request, because replicas come and go; None skips the check here."""
+    """`max_model_len` is asked per request, because replicas come and go; None skips the check here.
+
+    `clock`: monotonic seconds.
+    """
 
     def __init__(
         self,
@@ -61,21 +64,21 @@ class FrontDoor:
         model: str,
         tokenizer: Tokenizer,
         scheme: RouteScheme,
-        dispatcher: Dispatcher,
-        ledger: RouteLedger,
+        attempts: Attempts,
+        accounting: Accounting,
         router_id: str,
         max_model_len: Callable[[], int | None],
-        on_lost: Callable[[WorkerId], None] = lambda worker_id: None,
+        clock: Callable[[], float] = time.monotonic,
         rng: random.Random | None = None,
     ) -> None:
         self._model = model
         self._tokenizer = tokenizer
         self._scheme = scheme
-        self._dispatcher = dispatcher
-        self._ledger = ledger
+        self._attempts = attempts
+        self._accounting = accounting
         self._router_id = router_id
         self._max_model_len = max_model_len
-        self._on_lost = on_lost
+        self._clock = clock
         self._rng = rng or random.Random()
 
     @property
@@ -83,21 +86,23 @@ class FrontDoor:
         return [self._model]
 
     async def generate(self, call: GenerationCall) -> AsyncGenerator[GenerationEvent, None]:
-        deadline = None if call.timeout_s is None else time.monotonic() + call.timeout_s
+        deadline = Deadline(call.timeout_s, self._clock)
         if call.model and call.model != self._model:
             raise ModelNotFound(f"model {call.model!r} is not served here; served: {self._model}", model=call.model)
         sampling = self._sampling(call.sampling)
         limit = self._max_model_len()  # here, not in the thread: it reads state of the event loop
-        prepared = await asyncio.to_thread(self._prepare, call, sampling, limit)
+        deadline.left_s()
+        prepared = await deadline.within(asyncio.to_thread(self._prepare, call, sampling, limit))
+        request, hint = prepared.request, prepared.hint
         try:
             async with (
-                aclosing(self._attempts(prepared)) as deltas,
+                aclosing(self._attempts.deltas(request, hint, deadline, whole=prepared.whole)) as deltas,
                 aclosing(self._events(prepared, deltas)) as events,
             ):
-                while (event := await _next_before(events, deadline, call.timeout_s)) is not None:
+                while (event := await deadline.within(anext(events, None))) is not None:
                     yield event
         finally:
-            self._ledger.release(prepared.request.request_id)
+            self._accounting.release(request.request_id)
 
     def _sampling(self, raw: dict[str, Any]) -> SamplingParams:
         values = {name: value for name, value in raw.items() if value is not None}
@@ -134,6 +139,7 @@ class FrontDoor:
                 router_id=self._router_id,
                 cache_salt=call.cache_salt,
                 constraint=call.constraint,
+                priority=call.priority,
             ),
             hint=RouteHint(request_id=request_id, chunk_hashes=tuple(hashes), prompt_tokens=len(tokens)),
             # With stop strings every token counts: it may be the one after which the engine need not go on.
@@ -154,40 +160,6 @@ class FrontDoor:
             raise InvalidRequest(call.prompt_field, "a prompt is required: text, token ids or chat messages")
         return self._tokenizer.encode(call.text, field=call.prompt_field)
 
-    async def _attempts(self, prepared: _Prepared) -> AsyncGenerator[tuple[WorkerId, TokenDelta], None]:
-        """Deltas of the first attempt that yields any. Refused and lost attempts move on to another replica."""
-        excluded: frozenset[WorkerId] = frozenset()
-        tokens_out, refusals, deaths = 0, 0, 0
-        for attempt in range(MAX_ATTEMPTS):
-            hint = RouteHint(
-                request_id=prepared.hint.request_id,
-                chunk_hashes=prepared.hint.chunk_hashes,
-                prompt_tokens=prepared.hint.prompt_tokens,
-                exclude=excluded,
-            )
-            try:
-                async with aclosing(self._dispatcher.dispatch(prepared.request, hint, whole=prepared.whole)) as stream:
-                    async for worker_id, delta in stream:
-                        tokens_out += len(delta.token_ids)
-                        yield worker_id, delta
-                        if delta.last:
-                            return
-                raise ReplicaLost("the replica ended the stream before the answer was complete")
-            except (ReplicaLost, Overloaded) as error:
-                worker = error.details.get("worker_id")
-                if isinstance(error, ReplicaLost) and worker is not None and error.details.get("dead", True):
-                    deaths += 1
-                    self._on_lost(worker)
-                if tokens_out:
-                    raise ReplicaLost(
-                        f"the replica was lost after {tokens_out} tokens; send the request again", tokens=tokens_out
-                    ) from error
-                refusals += isinstance(error, Overloaded)
-                if attempt == MAX_ATTEMPTS - 1 or refusals > 1 or deaths > 1:
-                    raise  # a request that two engines died of shall not kill a third
-                if worker is not None:
-                    excluded |= {worker}
-
     async def _events(
         self, prepared: _Prepared, deltas: AsyncIterator[tuple[WorkerId, TokenDelta]]
     ) -> AsyncGenerator[GenerationEvent, None]:
@@ -195,22 +167,9 @@ class FrontDoor:
         async for worker_id, delta in deltas:
             if first:
                 first = False
-                self._ledger.prefill_done(prepared.request.request_id)
+                self._accounting.answered(prepared.request.request_id, delta.cached_tokens)
             event = answers.event(worker_id, delta)
             if event is not None:
                 yield event
                 if answers.done:
                     return
-
-
-async def _next_before(
-    events: AsyncIterator[GenerationEvent], deadline: float | None, timeout_s: float | None
-) -> GenerationEvent | None:
-    """The next event, or None at the end; DeadlineExceeded when it does not come in time."""
-    if deadline is None:
-        return await anext(events, None)
-    try:
-        async with asyncio.timeout(deadline - time.monotonic()):
-            return await anext(events, None)
-    except TimeoutError:
-        raise DeadlineExceeded(f"the deadline of {timeout_s:g} s passed") from None

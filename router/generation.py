@@ -24,7 +24,8 @@ class GenerationCall:
     model: public model name, "" for the only one.  prompt: text | token ids | chat messages (exactly one is set).
     prompt_field: what the client's protocol calls the prompt, for errors.
     max_tokens None: the endpoint's default (16 for completions, the rest of the model length for chat and gRPC).
-    timeout_s: client deadline.  streamed: the client reads piece by piece; else events may come in larger pieces.
+    priority: lower numbers run first.  timeout_s: seconds from now after which the client wants no answer any more.
+    streamed: the client reads piece by piece; else events may come in larger pieces.
     echo: every choice begins with the prompt's text; so do its log probabilities, where the prompt's are asked for.
     sampling: keyword arguments of SamplingParams (seed may be absent: drawn).
     constraint: what every answer must look like.
@@ -37,6 +38,7 @@ class GenerationCall:
     prompt_field: str = "prompt"
     sampling: dict[str, Any] = field(default_factory=dict)
     cache_salt: str = ""
+    priority: int = 0
     timeout_s: float | None = None
     streamed: bool = True
     echo: bool = False

@@ -122,11 +122,11 @@ class GrpcApi:
     def _events(
         self, request: pb.GenerateRequest, context: RpcContext, *, streamed: bool = True
     ) -> AsyncGenerator[GenerationEvent, None]:
-        call: GenerationCall = replace(grpc_convert.call_from(request, _timeout_s(context)), streamed=streamed)
+        call: GenerationCall = replace(grpc_convert.call_from(request, _left_s(context)), streamed=streamed)
         return cast("AsyncGenerator[GenerationEvent, None]", self._generator.generate(call))
 
 
-def _timeout_s(context: RpcContext) -> float | None:
+def _left_s(context: RpcContext) -> float | None:
     return context.time_remaining() if isinstance(context, _KnowsDeadline) else None
 
 

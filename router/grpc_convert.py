@@ -15,6 +15,7 @@ from cluster.core.constraint import Constraint
 from cluster.core.errors import InvalidRequest
 from cluster.core.request import FinishReason
 from cluster.rpc import inference_pb2 as pb
+from router.deadline import checked_timeout
 from router.generation import GenerationCall, GenerationEvent, LogprobEntry, ReplicaStatus, Usage
 
 _OPTIONAL_SAMPLING = (
@@ -32,8 +33,8 @@ _FINISH_REASONS: dict[FinishReason | None, pb.FinishReason] = {
 }
 
 
-def call_from(request: pb.GenerateRequest, timeout_s: float | None) -> GenerationCall:
-    """A client's message as a call."""
+def call_from(request: pb.GenerateRequest, left_s: float | None) -> GenerationCall:
+    """A client's message as a call. `left_s`: seconds until the deadline of the transport, where it is known."""
     prompt: dict[str, Any]
     match request.WhichOneof("input"):
         case "text":
@@ -48,10 +49,19 @@ def call_from(request: pb.GenerateRequest, timeout_s: float | None) -> Generatio
         model=request.model,
         sampling=_sampling(request.sampling),
         cache_salt=request.cache_salt,
-        timeout_s=timeout_s,
+        priority=request.priority,
+        timeout_s=_timeout_s(request, left_s),
         constraint=_constraint(request.constraint) if request.HasField("constraint") else None,
         **prompt,
     )
+
+
+def _timeout_s(request: pb.GenerateRequest, left_s: float | None) -> float | None:
+    """Whichever ends first. A transport's deadline may have passed already; that is no mistake of the client."""
+    ends = [] if left_s is None else [max(left_s, 0.0)]
+    if request.HasField("timeout_s"):
+        ends.append(checked_timeout(request.timeout_s))
+    return min(ends, default=None)
 
 
 def _token_ids(ids: Sequence[int]) -> tuple[int, ...]:

@@ -1,9 +1,10 @@
 """What the OpenAI endpoints accept: JSON bodies to calls.
 
-Owns: the body models, the endpoints' defaults, the list of OpenAI fields that are refused, and turning every
-schema error into `InvalidRequest` with the field's path.
-Does not: read fields of several forms (http_fields, http_constraint), check sampling ranges (SamplingParams) or token
-ids against a vocabulary (the service).
+Owns: the body models, the endpoints' defaults, and turning every schema error into `InvalidRequest` with the field's
+path.
+Does not: read fields of several forms (http_fields, http_constraint), know the fields that are refused
+(http_unsupported), check ranges (SamplingParams, GenerationRequest, Deadline) or token ids against a vocabulary (the
+service).
 Invariants: JSON types are strict ("5" is no number); a field that would change the answer and is not supported is
 refused by name, while unknown and harmless fields are ignored.
 """
@@ -20,35 +21,9 @@ from cluster.core.sampling import MAX_LOGPROBS
 from router.generation import GenerationCall
 from router.http_constraint import constraint_of
 from router.http_fields import ChatMessage, logit_bias_of, message_of, prompt_of, stop_of
+from router.http_unsupported import refuse_unsupported
 
 COMPLETION_MAX_TOKENS = 16
-
-# Field -> the values that ask for nothing we lack. Absent and null are always fine.
-_UNSUPPORTED: dict[str, tuple[Any, ...]] = {
-    "suffix": ("",),
-    "bad_words": ([],),
-    "allowed_token_ids": (),
-    "add_special_tokens": (True,),
-    "prompt_embeds": (),
-    "logits_processors": ([],),
-    "truncate_prompt_tokens": (),
-    "skip_special_tokens": (True,),
-    "tools": ([],),
-    "tool_choice": ("none", "auto"),
-    "functions": ([],),
-    "function_call": ("none", "auto"),
-    "guided_json_object": (False,),
-    "guided_whitespace_pattern": (),
-    "structural_tag": (),
-    "modalities": (["text"],),
-    "audio": (),
-    "reasoning_effort": ("none",),
-    "web_search_options": (),
-    "chat_template": (),
-    "chat_template_kwargs": ({},),
-    "add_generation_prompt": (True,),
-    "continue_final_message": (False,),
-}
 
 _GUIDED = ("guided_json", "guided_regex", "guided_choice", "guided_grammar")
 
@@ -97,6 +72,8 @@ class _Body(BaseModel):
     length_penalty: float | None = None
     early_stopping: bool | str | None = None
     cache_salt: str | None = None
+    priority: int | None = None
+    timeout_s: float | None = None
     response_format: Any = None
     structured_outputs: Any = None
     guided_json: Any = None
@@ -114,10 +91,7 @@ class _Body(BaseModel):
 
     def check(self) -> None:
         """Refuse what the schema alone cannot."""
-        for name, harmless in _UNSUPPORTED.items():
-            value = (self.model_extra or {}).get(name)
-            if value is not None and not any(_same(value, other) for other in harmless):
-                raise InvalidRequest(name, f"{name} is not supported{_or_only(harmless)}")
+        refuse_unsupported(self.model_extra or {})
         if self.stream_options is not None and not self.streams:
             raise InvalidRequest("stream_options", "stream_options needs stream: true")
 
@@ -143,6 +117,8 @@ class _Body(BaseModel):
             model=self.model or "",
             sampling=sampling,
             cache_salt=self.cache_salt or "",
+            priority=self.priority or 0,
+            timeout_s=self.timeout_s,
             echo=echo,
             constraint=constraint_of(self.response_format, self.structured_outputs, guided),
             **prompt,
@@ -238,12 +214,3 @@ def _path(location: Iterable[int | str]) -> str:
     for part in location:
         path += f"[{part}]" if isinstance(part, int) else f".{part}" if path else part
     return path
-
-
-def _same(value: Any, other: Any) -> bool:
-    # Python's True == 1, but JSON's true is no number.
-    return isinstance(value, bool) == isinstance(other, bool) and bool(value == other)
-
-
-def _or_only(harmless: tuple[Any, ...]) -> str:
-    return "" if not harmless else f"; only {harmless[0]!r} is"

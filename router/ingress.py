@@ -23,16 +23,20 @@ from ray.serve.handle import DeploymentHandle
 from cluster.config import ClusterConfig
 from cluster.core.hashing import RouteScheme
 from cluster.index.follower import IndexFollower
+from cluster.index.instrumented import InstrumentedIndex
 from cluster.index.memory import MemoryIndex
 from cluster.index.redis_reader import RedisReader
+from cluster.index.speculative import SpeculativeIndex
 from cluster.model_source import resolve_model
 from cluster.route_scheme import route_scheme
 from cluster.telemetry import configure_logging
 from cluster.tokenizer import Tokenizer
 from router import process_services, routing_state
+from router.attempts import Attempts
 from router.front_door import FrontDoor
 from router.grpc_api import GrpcApi
 from router.http_api import Services, build_http_app
+from router.parity_watch import ParityWatch
 from router.route_ledger import RouteLedger
 from router.routing_state import RoutingState
 from router.scoring import create_policy
@@ -68,17 +72,17 @@ class Ingress:
             model=self._config.public_name,
             tokenizer=tokenizer,
             scheme=scheme,
-            dispatcher=ServeDispatcher(workers, self._state.ledger, self._channels),
-            ledger=self._state.ledger,
+            attempts=Attempts(ServeDispatcher(workers, self._state.ledger, self._channels), self._state.mark_lost),
+            accounting=self._state,
             router_id=self._state.router_id,
             max_model_len=self._state.max_model_len,
-            on_lost=self._state.mark_lost,
         )
         self._grpc = GrpcApi(front_door, self._state, front_door.models)
         process_services.set_services(Services(generator=front_door, status=self._state))
 
     def _build_state(self, scheme: RouteScheme) -> RoutingState:
-        router, index = self._config.router, MemoryIndex()
+        router, parity = self._config.router, ParityWatch(time.monotonic)
+        index = InstrumentedIndex(MemoryIndex(), scheme.chunk_tokens, observer=parity)
         assert self._config.index.redis_url is not None, "the launcher always sets redis_url"
         self._reader = RedisReader.open(self._config.index, self._config.index.redis_url, self._config.public_name)
         policy = create_policy(
@@ -94,6 +98,8 @@ class Ingress:
             ledger=RouteLedger(),
             policy=policy,
             chunk_tokens=scheme.chunk_tokens,
+            speculative=SpeculativeIndex(time.monotonic),
+            parity=parity,
         )
 
     async def Generate(self, request: Any, grpc_context: Any = None) -> AsyncIterator[Any]:

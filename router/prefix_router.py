@@ -4,10 +4,11 @@ Named by import string in the worker deployment's RequestRouterConfig. It runs i
 to the workers, on that process's event loop. Serve pickles this module by value, so it keeps no live state of its
 own.
 
-Owns: popping the route hint from the request, and translating replica ids.
+Owns: popping the route ticket from the request, and translating replica ids.
 Does not: score, look up or book (router.routing_state); never blocks.
-Invariants: one replica per rank, so that Serve does not re-choose by queue length; the hint never reaches a worker;
-without a state (a handle outside the ingress) the order of Serve's candidates is kept.
+Invariants: one replica per rank, so that Serve does not re-choose by queue length; the ticket never reaches a worker;
+without a state (a handle outside the ingress) the order of Serve's candidates is kept; nothing is booked for a call
+that is over, or that Serve has placed already.
 """
 
 from __future__ import annotations
@@ -18,9 +19,10 @@ from ray.serve.request_router import PendingRequest, ReplicaID, RequestRouter, R
 
 from cluster.core.replica import WorkerId
 from router import routing_state
-from router.routing_state import RouteHint, RoutingState
+from router.route_hint import RouteTicket
+from router.routing_state import RoutingState
 
-HINT_KEYWORD = "route_hint"
+TICKET_KEYWORD = "route_ticket"
 
 
 class PrefixAwareRouter(RequestRouter):  # type: ignore[misc]
@@ -30,17 +32,19 @@ class PrefixAwareRouter(RequestRouter):  # type: ignore[misc]
     async def choose_replicas(
         self, candidate_replicas: list[RunningReplica], pending_request: PendingRequest | None = None
     ) -> list[list[RunningReplica]]:
-        state, hint = self._state(), _hint_of(pending_request)
-        if state is None or hint is None or pending_request is None:
+        state, ticket = self._state(), _ticket_of(pending_request)
+        if state is None or ticket is None or pending_request is None:
+            return [[replica] for replica in candidate_replicas]
+        pending_request.routing_context.should_backoff = True
+        if not ticket.open or pending_request.future.done():
             return [[replica] for replica in candidate_replicas]
         by_id = {WorkerId(r.replica_id.unique_id): r for r in candidate_replicas}
-        pending_request.routing_context.should_backoff = True
-        return [[by_id[worker_id]] for worker_id in state.decide(hint, list(by_id))]
+        return [[by_id[worker_id]] for worker_id in state.decide(ticket.hint, list(by_id))]
 
     def on_request_routed(self, pending_request: PendingRequest, replica_id: ReplicaID, result: Any) -> None:
-        state, hint = self._state(), _hint_of(pending_request)
-        if state is not None and hint is not None:
-            state.routed(hint, WorkerId(replica_id.unique_id))
+        state, ticket = self._state(), _ticket_of(pending_request)
+        if state is not None and ticket is not None and ticket.open:
+            state.routed(ticket.hint, WorkerId(replica_id.unique_id))
 
     def on_replica_actor_died(self, replica_id: ReplicaID) -> None:
         super().on_replica_actor_died(replica_id)
@@ -58,10 +62,10 @@ class PrefixAwareRouter(RequestRouter):  # type: ignore[misc]
         return routing_state.installed(getattr(self, "_state_name", ""))
 
 
-def _hint_of(pending_request: PendingRequest | None) -> RouteHint | None:
-    """The hint, moved from the keyword arguments (which go to the worker) to the request object (which stays)."""
+def _ticket_of(pending_request: PendingRequest | None) -> RouteTicket | None:
+    """The ticket, moved from the keyword arguments (which go to the worker) to the request object (which stays)."""
     if pending_request is None:
         return None
-    if HINT_KEYWORD in pending_request.kwargs:
-        pending_request.kvray_hint = pending_request.kwargs.pop(HINT_KEYWORD)
-    return getattr(pending_request, "kvray_hint", None)
+    if TICKET_KEYWORD in pending_request.kwargs:
+        pending_request.kvray_ticket = pending_request.kwargs.pop(TICKET_KEYWORD)
+    return getattr(pending_request, "kvray_ticket", None)

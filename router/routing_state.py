@@ -3,40 +3,42 @@
 Serve pickles the router class's module by value, so live state must sit in another module: this one. The ingress
 installs the state of its process; PrefixAwareRouter finds it here.
 
-Owns: gathering candidates (overlap from the index, load from ledger and heartbeats), the last decisions, and which
-replicas failed us.
+    decide   -> booked, and expected to be cached there soon
+    answered -> prefilled: no load any more, cached for certain
+    release  -> the request is over, however it ended
+
+Owns: gathering candidates (overlap from the index, load from ledger and heartbeats), the last decisions, which
+replicas failed us, and telling ledger, speculation and parity watch the same story.
 Does not: talk to Redis (cluster.index.follower), to Ray (prefix_router) or do arithmetic (scoring).
 Invariants: one state per process and deployment; used on one event loop; own requests are counted from the ledger,
-everybody else's from heartbeats, so nothing is counted twice; a replica that is gone keeps no overlap.
+everybody else's from heartbeats, so nothing is counted twice; a replica that is gone keeps no overlap; a request is
+never ahead of itself; nothing is kept of a request after `release`, but what its prefill left in the cache.
 """
 
 from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from cluster.core.hashing import ChunkHash
 from cluster.core.replica import Epoch, WorkerId
+from cluster.index.base import NO_EPOCH
 from cluster.index.follower import IndexFollower
-from cluster.index.memory import MemoryIndex
+from cluster.index.instrumented import InstrumentedIndex
+from cluster.index.known import KnownWorker
+from cluster.index.speculative import SpeculativeIndex
 from router.generation import ReplicaStatus
+from router.index_status import IndexStatus, WorkerIndexStatus, follower_metrics
+from router.parity_watch import ParityWatch, Promise
+from router.replica_lives import ReplicaLives
+from router.route_hint import RouteHint
 from router.route_ledger import RouteLedger
 from router.scoring import Candidate, Policy, Score
 
-NO_EPOCH = Epoch(0)
+__all__ = ["NO_EPOCH", "RouteDecision", "RouteHint", "RoutingState", "install", "installed"]
+
 _KEPT_DECISIONS = 256
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RouteHint:
-    """What the ingress passes to the router beside the request; the router pops it before dispatch."""
-
-    request_id: str
-    chunk_hashes: tuple[ChunkHash, ...]
-    prompt_tokens: int
-    exclude: frozenset[WorkerId] = frozenset()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,42 +48,83 @@ class RouteDecision:
     at: float
 
 
+@dataclass(slots=True, eq=False)
+class _View:
+    """What one heartbeat says of a replica, worked out once for all decisions until the next."""
+
+    known: KnownWorker
+    epoch: Epoch
+    others_tokens: int
+    rate: float
+    busy: int
+
+
 @dataclass(slots=True)
 class RoutingState:
+    """`parity` should be the observer of `index`."""
+
     router_id: str
-    index: MemoryIndex
+    index: InstrumentedIndex
     follower: IndexFollower
     ledger: RouteLedger
     policy: Policy
     chunk_tokens: int
+    speculative: SpeculativeIndex
+    parity: ParityWatch
     clock: Callable[[], float] = time.monotonic
     decisions: deque[RouteDecision] = field(default_factory=lambda: deque(maxlen=_KEPT_DECISIONS))
     lost: set[WorkerId] = field(default_factory=set)
+    _lives: ReplicaLives = field(init=False)
+    _views: dict[WorkerId, _View] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self._lives = ReplicaLives(self._continued, self.speculative.end_life)
 
     def decide(self, hint: RouteHint, worker_ids: Sequence[WorkerId]) -> list[WorkerId]:
         """Rank the replicas that Serve offers, book the request on the best, and remember why."""
-        held = self._overlaps(hint)
+        self.release(hint.request_id)
+        confirmed, held = self._overlaps(hint)
         candidates = [self._candidate(worker_id, hint, held.get(worker_id, 0)) for worker_id in worker_ids]
         ranking = self.policy.rank(hint.prompt_tokens, candidates)
         if ranking:
             self.decisions.append(RouteDecision(hint=hint, ranking=tuple(ranking), at=self.clock()))
-            self._book(hint, ranking[0].candidate)
+            self._book(hint, ranking[0].candidate, confirmed)
         return [score.candidate.worker_id for score in ranking]
 
     def routed(self, hint: RouteHint, worker_id: WorkerId) -> None:
         """Serve dispatched to `worker_id`, perhaps not our first choice: move the booking."""
         life = self.ledger.booked_on(hint.request_id)
         if life is not None and life[0] != worker_id:
-            self._book(hint, self._candidate(worker_id, hint, self._overlaps(hint).get(worker_id, 0)))
+            self.release(hint.request_id)
+            confirmed, held = self._overlaps(hint)
+            self._book(hint, self._candidate(worker_id, hint, held.get(worker_id, 0)), confirmed)
+
+    def answered(self, request_id: str, cached_tokens: int | None) -> None:
+        """Its first token is here, with what the engine reused; None: it ended before the engine began."""
+        self.ledger.prefill_done(request_id)
+        self.parity.answered(request_id, cached_tokens)
+        if cached_tokens is not None:
+            self.speculative.prefilled(request_id)
+
+    def release(self, request_id: str) -> None:
+        """It is over, or about to be routed again."""
+        self.ledger.release(request_id)
+        self.parity.forget(request_id)
+        self.speculative.withdraw(request_id)
 
     def mark_lost(self, worker_id: WorkerId) -> None:
-        """The replica died or its engine did: credit nothing to it from now on."""
+        """The replica died or its engine did: credit nothing to it until it registers a new life."""
         self.lost.add(worker_id)
         self.follower.drop(worker_id)
+        self._views.pop(worker_id, None)
+        self._lives.lost(worker_id)
 
     def keep_only(self, worker_ids: Sequence[WorkerId]) -> None:
-        """Serve's current replicas: forget losses of those that no longer exist."""
+        """Serve's current replicas: forget losses and lives of those that no longer exist."""
         self.lost &= set(worker_ids)
+        kept = {*worker_ids, *self.follower.workers}
+        self._lives.keep_only(kept)
+        self._views = {worker_id: view for worker_id, view in self._views.items() if worker_id in kept}
 
     def max_model_len(self) -> int | None:
         """The longest request every known replica accepts; None while none is known."""
@@ -95,41 +138,113 @@ class RoutingState:
             for w in self.follower.workers.values()
         ]
 
+    def index_status(self) -> IndexStatus:
+        """How the index's feed is, what it credits to whom, and every counter of routing by prefix."""
+        now, workers = self.clock(), self.follower.workers
+        return IndexStatus(
+            router_id=self.router_id,
+            state=self.follower.state,
+            workers=tuple(
+                WorkerIndexStatus(
+                    worker_id=worker_id,
+                    epoch=known.epoch,
+                    chunks=self.index.chunk_count(worker_id),
+                    affinity=self._has_affinity(known),
+                    same_scheme=known.indexed,
+                    load_age_s=known.load_age_s(now),
+                )
+                for worker_id, known in workers.items()
+            ),
+            metrics={
+                **self.index.snapshot(),
+                **follower_metrics(self.follower.counters),
+                **self.speculative.snapshot(),
+                **self.parity.snapshot(),
+                "kvray_index_load_only_workers": sum(not self._has_affinity(known) for known in workers.values()),
+            },
+        )
+
     def ready(self) -> bool:
         return self.follower.ready and bool(self.follower.workers)
 
     def epoch_of(self, worker_id: WorkerId) -> Epoch:
-        known = self.follower.workers.get(worker_id)
-        return NO_EPOCH if known is None else known.epoch
+        """Under which its bookings stand; NO_EPOCH when it was never known."""
+        return self._lives.epoch(worker_id, self.follower.workers.get(worker_id))
 
-    def _overlaps(self, hint: RouteHint) -> dict[WorkerId, int]:
-        """Chunks held, by worker; nothing before the index is complete."""
-        return self.index.overlaps(hint.chunk_hashes) if self.follower.ready else {}
+    def _has_affinity(self, known: KnownWorker) -> bool:
+        """Whether what is said to be held there counts: the one place that decides it. Else it is chosen by load."""
+        return known.indexed and known.in_step and self.follower.ready
+
+    def _overlaps(self, hint: RouteHint) -> tuple[Mapping[WorkerId, int], Mapping[WorkerId, int]]:
+        """Chunks by worker: held as its events say, and the larger of those and what it was sent."""
+        confirmed, expected = self.index.overlaps(hint.chunk_hashes), self.speculative.overlaps(hint.chunk_hashes)
+        if not expected:
+            return confirmed, confirmed
+        held = confirmed | {
+            worker_id: chunks for worker_id, chunks in expected.items() if chunks > confirmed.get(worker_id, 0)
+        }
+        return confirmed, held
 
     def _candidate(self, worker_id: WorkerId, hint: RouteHint, chunks: int) -> Candidate:
-        known = self.follower.workers.get(worker_id)
-        own = self.ledger.uncached_tokens(worker_id, self.epoch_of(worker_id))
-        own_requests = self.ledger.requests(worker_id, self.epoch_of(worker_id))
-        if hint.request_id and self.ledger.booked_on(hint.request_id) == (worker_id, self.epoch_of(worker_id)):
-            own -= self.ledger.booked_tokens(hint.request_id)  # not ahead of itself when Serve asks again
-            own_requests -= 1
-        others, rate, running = 0, 0.0, own_requests
-        if known is not None:
-            others = known.load.total_uncached_tokens - known.load.uncached_tokens.get(self.router_id, 0)
-            rate = known.load.prefill_tokens_per_s
-            running = max(own_requests, known.load.running + known.load.waiting)
+        view = self._view(worker_id)
+        if view is None:
+            own = self.ledger.load(worker_id, self._lives.epoch(worker_id, None))
+            ahead, running, rate, overlap = own.tokens, own.requests, 0.0, 0
+        else:
+            tokens, requests = self.ledger.load(worker_id, view.epoch)
+            ahead, rate = tokens + view.others_tokens, view.rate
+            running = requests if requests > view.busy else view.busy
+            overlap = chunks * self.chunk_tokens if chunks and self._has_affinity(view.known) else 0
+            if overlap >= hint.prompt_tokens:
+                overlap = hint.prompt_tokens - 1  # one token is always computed
         return Candidate(
             worker_id=worker_id,
-            overlap_tokens=min(chunks * self.chunk_tokens, max(hint.prompt_tokens - 1, 0)),
-            ahead_tokens=own + others,
+            overlap_tokens=overlap,
+            ahead_tokens=ahead,
             prefill_tokens_per_s=rate,
             running=running,
-            lost=worker_id in self.lost or worker_id in hint.exclude,
+            lost=worker_id in self.lost or worker_id in hint.exclude or (view is not None and view.known.load.paused),
         )
 
-    def _book(self, hint: RouteHint, candidate: Candidate) -> None:
-        tokens = hint.prompt_tokens - candidate.overlap_tokens
-        self.ledger.book(hint.request_id, candidate.worker_id, self.epoch_of(candidate.worker_id), tokens)
+    def _view(self, worker_id: WorkerId) -> _View | None:
+        """None while the index's feed does not know the worker."""
+        known = self.follower.workers.get(worker_id)
+        if known is None:
+            return None
+        view = self._views.get(worker_id)
+        if view is None or view.known is not known:
+            load = known.load
+            view = self._views[worker_id] = _View(
+                known=known,
+                epoch=self._lives.epoch(worker_id, known),
+                others_tokens=load.total_uncached_tokens - load.uncached_tokens.get(self.router_id, 0),
+                rate=load.prefill_tokens_per_s,
+                busy=load.running + load.waiting,
+            )
+            self.lost.discard(worker_id)  # it was dropped when it was lost: this is another life
+        return view
+
+    def _book(self, hint: RouteHint, candidate: Candidate, confirmed: Mapping[WorkerId, int]) -> None:
+        request_id, worker_id, overlap = hint.request_id, candidate.worker_id, candidate.overlap_tokens
+        view, epoch = self._view(worker_id), self.epoch_of(worker_id)
+        self.ledger.book(request_id, worker_id, epoch, hint.prompt_tokens - overlap)
+        if view is not None and view.known.indexed:
+            self.speculative.routed(request_id, worker_id, epoch, hint.chunk_hashes)
+        if overlap:
+            self.parity.expect(
+                Promise(
+                    request_id=request_id,
+                    worker_id=worker_id,
+                    first_chunk=hint.chunk_hashes[0],
+                    prompt_tokens=hint.prompt_tokens,
+                    overlap_tokens=overlap,
+                    confirmed=worker_id in confirmed,
+                )
+            )
+
+    def _continued(self, worker_id: WorkerId, old: Epoch, new: Epoch) -> None:
+        self.ledger.carry_over(worker_id, old, new)
+        self.speculative.carry_over(worker_id, new)
 
 
 _states: dict[str, RoutingState] = {}

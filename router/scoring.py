@@ -24,7 +24,8 @@ class Candidate:
     """A replica as one request sees it.
 
     overlap_tokens: prompt tokens it already holds.  ahead_tokens: uncached tokens queued or running before this
-    request.  prefill_tokens_per_s: its recent rate, 0 while unknown.  lost: it failed us and has not come back.
+    request.  prefill_tokens_per_s: its recent rate, 0 while unknown.  lost: it failed us and has not come back, or it
+    runs nothing now (paused): the last choice.
     """
 
     worker_id: WorkerId

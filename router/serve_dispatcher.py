@@ -2,9 +2,10 @@
 
 The replica answers over its token channel if this router is connected to it, else as items of the call.
 
-Owns: packing the request, passing the route hint, reading the call, translating Ray's failures into ours.
+Owns: packing the request, the route ticket, reading the call, translating Ray's failures into ours.
 Does not: choose (PrefixAwareRouter does, inside the handle), retry (front_door does) or hold sockets (token_channels).
-Invariants: leaving the stream early cancels the call; an infrastructure failure becomes ReplicaLost or Overloaded.
+Invariants: leaving the stream early cancels the call; an infrastructure failure becomes ReplicaLost or Overloaded; the
+ticket is open exactly as long as the stream.
 """
 
 from __future__ import annotations
@@ -23,9 +24,9 @@ from cluster.core.errors import Overloaded, ReplicaLost
 from cluster.core.replica import WorkerId
 from cluster.core.request import GenerationRequest, TokenDelta
 from cluster.token_channel import WorkerCall, WorkerReply
-from router.prefix_router import HINT_KEYWORD
+from router.prefix_router import TICKET_KEYWORD
+from router.route_hint import RouteHint, RouteTicket
 from router.route_ledger import RouteLedger
-from router.routing_state import RouteHint
 from router.token_call import TokenCall
 from router.token_channels import TokenChannels
 
@@ -44,7 +45,8 @@ class ServeDispatcher:
     ) -> AsyncGenerator[tuple[WorkerId, TokenDelta], None]:
         with self._channels.call(request.request_id) as call:
             payload = [request.to_wire(), WorkerCall(number=call.number, whole=whole).to_wire()]
-            stream = self._generate.remote(msgpack.packb(payload), **{HINT_KEYWORD: hint})
+            ticket = RouteTicket(hint)
+            stream = self._generate.remote(msgpack.packb(payload), **{TICKET_KEYWORD: ticket})
             # It goes on after the last token, until Serve has seen the call's end.
             reader = asyncio.create_task(self._read(stream, call))
             self._readers.add(reader)
@@ -69,6 +71,7 @@ class ServeDispatcher:
                 finished = True
                 raise self._lost(request, error) from error
             finally:
+                ticket.open = False  # cancelling takes Serve a few turns, in which it may choose again
                 if not finished:
                     stream.cancel()
 

@@ -19,6 +19,8 @@ from cluster.core import errors
 
 logger = logging.getLogger(__name__)
 
+MAX_RETRY_AFTER_S = 3600
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Problem:
@@ -100,8 +102,13 @@ def describe(error: BaseException) -> Problem:
         message=error.message,
         param=_param(error),
         limit=error.limit if isinstance(error, errors.RequestTooLong) else None,
-        retry_after_s=max(1, math.ceil(error.retry_after_s)) if isinstance(error, errors.Overloaded) else None,
+        retry_after_s=_whole_seconds(error.retry_after_s) if isinstance(error, errors.Overloaded) else None,
     )
+
+
+def _whole_seconds(hint: float) -> int:
+    """Rounded up. An engine that does not get on computes no useful hint, perhaps not even a finite one."""
+    return math.ceil(min(max(1.0, hint), MAX_RETRY_AFTER_S))
 
 
 def _param(error: errors.KvrayError) -> str | None:

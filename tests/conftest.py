@@ -35,6 +35,7 @@ TORCH_TESTS = tuple(
         "worker/test_engine_main.py",
         "worker/test_engine_process.py",
         "worker/test_model_runner.py",
+        "worker/test_pressure.py",
         "worker/test_sampler.py",
         "worker/test_sampling_engine.py",
     )

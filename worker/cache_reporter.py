@@ -8,8 +8,9 @@ epoch) and publishes its mirror. Routers purge the old life, so that is always r
 
 Owns: the life (epoch, seq), when batches go out, the heartbeat, and registering again.
 Does not: know Redis (the writer does), or ask the cache anything: events are all it hears.
-Invariants: entries of a life are numbered 1, 2, 3... and reach the index in that order or end the life; memory for
-unpublished events is bounded however long the index is away.
+Invariants: entries of a life are numbered 1, 2, 3... and reach the index in that order or end the life; an entry whose
+answer was lost is sent again unchanged (after a failover, routers may have seen the first one); memory for unpublished
+events is bounded however long the index is away.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from cluster.core.events import CacheEvent, CacheEventKind
 from cluster.core.hashing import ChunkHash
 from cluster.core.replica import Epoch, ReplicaInfo, ReplicaLoad
 from cluster.index.background import end_task
-from cluster.index.base import Fenced, IndexUnavailable, IndexWriter, RegistrationGone
+from cluster.index.base import NO_EPOCH, Fenced, IndexUnavailable, IndexWriter, RegistrationGone
 from worker.event_backlog import EventBacklog
 
 logger = logging.getLogger(__name__)
@@ -53,7 +54,9 @@ class CacheReporter:
         self._clock = clock
         self._backlog = EventBacklog(max_pending_chunks)
         self._epoch: Epoch | None = None
+        self._last_epoch = NO_EPOCH
         self._seq = 0
+        self._unanswered: list[CacheEvent] = []  # sent as entry seq + 1 of this life, nobody knows whether it arrived
         self._load = ReplicaLoad()
         self._work = asyncio.Event()  # something to publish, or no life to publish in
         self._urgent = asyncio.Event()  # do not wait for the interval
@@ -80,7 +83,7 @@ class CacheReporter:
 
     @property
     def pending_chunks(self) -> int:
-        return self._backlog.pending_chunks
+        return self._backlog.pending_chunks + sum(len(event.chunk_hashes) for event in self._unanswered)
 
     def set_load(self, load: ReplicaLoad) -> None:
         """What the next heartbeats carry."""
@@ -156,7 +159,7 @@ class CacheReporter:
             if epoch is None:
                 continue
             try:
-                await self._writer.heartbeat(self._info.worker_id, epoch, self._load)
+                await self._writer.heartbeat(self._info.worker_id, epoch, self._load, self._seq)
                 self._reachable = True
             except (Fenced, RegistrationGone) as error:
                 if self._epoch == epoch:
@@ -169,9 +172,9 @@ class CacheReporter:
 
     async def _register(self) -> None:
         """Begin a new life whose first entries are the mirror; routers take it in with its first heartbeat."""
-        epoch = await self._writer.register(self._info)
+        epoch = await self._writer.register(self._info, self._last_epoch)
         self._backlog.restart()
-        self._epoch, self._seq = epoch, 0
+        self._epoch, self._last_epoch, self._seq = epoch, epoch, 0
         self.registrations += 1
         self._reachable = True
         self._last_publish = float("-inf")
@@ -190,16 +193,14 @@ class CacheReporter:
             return
 
     async def _flush(self) -> None:
-        """Publish until nothing is pending. A batch that fails goes back to the front, unless its life is over."""
-        while self._backlog and self._epoch is not None:
-            epoch, batch = self._epoch, self._backlog.take()
-            try:
-                await self._writer.publish(self._info.worker_id, epoch, self._seq + 1, batch)
-            except IndexUnavailable:
-                self._backlog.put_back(batch)
-                raise
+        """Publish until nothing is pending, or the life is over. A batch without an answer is the next one again."""
+        while (self._unanswered or self._backlog) and self._epoch is not None:
+            epoch = self._epoch
+            batch = self._unanswered = self._unanswered or self._backlog.take()
+            await self._writer.publish(self._info.worker_id, epoch, self._seq + 1, batch)
             if self._epoch == epoch:
                 self._seq += 1
+                self._unanswered = []
         self._last_publish = self._clock()
         self._urgent.clear()
         if self._epoch is not None:
@@ -208,6 +209,7 @@ class CacheReporter:
     def _end_life(self) -> None:
         """From here on only the mirror counts; the next register publishes it."""
         self._epoch = None
+        self._unanswered = []
         self._backlog.discard()
         self._work.set()
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+import uuid
 from collections.abc import AsyncIterator
 from contextlib import aclosing
 from pathlib import Path
@@ -98,6 +99,7 @@ class LLMWorker:
             weight_bytes=facts.weight_bytes,
             kv_bytes_per_token=facts.kv_bytes_per_token,
             dtype=facts.dtype,
+            incarnation=uuid.uuid4().hex,
         )
 
     def _on_frame(self, frame: EngineFrame) -> None:

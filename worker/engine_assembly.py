@@ -8,6 +8,7 @@ Invariants: block count, block size and model length come from the runner's fact
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 
 from cluster.config import CacheConfig, EngineConfig
 from cluster.core.hashing import ChunkHash, RouteScheme, root_hash
@@ -31,10 +32,11 @@ def assemble_engine(
     scheme: RouteScheme,
     decode: Decode | None = None,
     grammars: GrammarPort | None = None,
+    clock: Callable[[], float] = time.monotonic,
 ) -> Engine:
     """`decode`: tokens to text; without it stop strings do not end rows of groups in the engine.
 
-    `grammars`: without it requests with a constraint are refused.
+    `grammars`: without it requests with a constraint are refused. `clock`: seconds, monotonic.
     """
     facts, cache = runner.facts, config.cache
     pool = BlockPool(facts.num_blocks)
@@ -50,13 +52,18 @@ def assemble_engine(
         max_num_seqs=config.max_num_seqs,
         token_budget=config.token_budget,
         max_queue=config.max_queue,
+        max_queue_tokens=config.max_queue_tokens,
+        prefix_first=config.scheduling == "prefix" and cache.prefix_cache != "off",
+        ageing_s=config.ageing_s,
+        hold_back=config.hold_back,
+        watermark=config.watermark,
         max_model_len=facts.max_model_len,
         vocab_size=facts.vocab_size,
         eos_token_ids=facts.eos_token_ids,
         strict_blocks=config.strict_blocks,
     )
-    scheduler = Scheduler(manager, limits, decode)
-    return Engine(runner, manager, scheduler, time.monotonic, config.check_invariants, grammars)
+    scheduler = Scheduler(manager, limits, clock, decode)
+    return Engine(runner, manager, scheduler, clock, config.check_invariants, grammars)
 
 
 def _prefix_cache(config: CacheConfig, pool: BlockPool, scheme: RouteScheme) -> PrefixCache | None:

@@ -18,7 +18,7 @@ from cluster.core.replica import ReplicaLoad
 from cluster.core.request import GenerationRequest, TokenDelta
 from worker.delta_sink import DeltaSink
 from worker.engine_port import EnginePort
-from worker.frame import EngineCommand, EngineFrame
+from worker.frame import EngineCommand, EngineFrame, EngineMode
 from worker.runner import ModelFacts
 
 logger = logging.getLogger(__name__)
@@ -40,6 +40,7 @@ class EngineClient:
         self._observe_exit = on_exit
         self._lost: str | None = None
         self._closing = False
+        self._ended = asyncio.Event()  # some stream, or the engine
         self.load = ReplicaLoad()
 
     async def start(self) -> ModelFacts:
@@ -72,6 +73,24 @@ class EngineClient:
         finally:
             sink.close()
 
+    def pause(self) -> None:
+        """Run nothing from the next step on: requests keep their blocks and places, new ones still queue."""
+        self._port.send(EngineCommand(mode=EngineMode.PAUSE))
+
+    def resume(self) -> None:
+        """Go on, and take requests again."""
+        self._port.send(EngineCommand(mode=EngineMode.RESUME))
+
+    async def drain(self) -> None:
+        """Refuse new requests and return when the answers that are under way are complete. ReplicaLost if it dies."""
+        self._port.send(EngineCommand(mode=EngineMode.DRAIN))
+        under_way = dict(self._streams)  # those that come now are refused
+        while any(self._streams.get(name) is stream for name, stream in under_way.items()):
+            if self._lost is not None:
+                raise ReplicaLost(self._lost)
+            self._ended.clear()
+            await self._ended.wait()
+
     async def close(self) -> None:
         self._closing = True
         await asyncio.to_thread(self._port.close)
@@ -87,6 +106,7 @@ class EngineClient:
 
     def deliver_exit(self, reason: str) -> None:
         self._lost = reason
+        self._ended.set()
         for request_id, stream in self._streams.items():
             if not stream.ended:
                 stream.take(TokenDelta(request_id=request_id, error=ReplicaLost(f"the engine is gone: {reason}")))
@@ -105,6 +125,7 @@ class EngineClient:
         finally:
             if self._streams.get(request.request_id) is stream:
                 del self._streams[request.request_id]
+                self._ended.set()
             if not stream.ended:
                 with contextlib.suppress(ReplicaLost):  # a dead engine has nothing to cancel
                     self._port.send(EngineCommand(cancel=request.request_id))

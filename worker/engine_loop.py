@@ -3,9 +3,9 @@
 Owns: the order of these three, when the loop sleeps, the check of the KV bookkeeping before it does, and the status
 line every 10 s while busy.
 Does not: know whether commands come over a socket or a queue (CommandSource), who reads the frames, or what is checked.
-Invariants: with work the loop never waits; without work, or when all of it waits for grammars, it waits for commands
-and grammars, once the bookkeeping is found sound, and these wait at most for one piece of that check; one frame per
-round.
+Invariants: with work the loop never waits. Without work, or when all of it is paused or waits for grammars, it waits
+for commands, grammars and deadlines, once the bookkeeping is found sound, and these wait at most for one piece of that
+check. One frame per round.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from cluster.core.replica import ReplicaLoad
 from worker.engine import Engine
 from worker.frame import EngineCommand, EngineFrame
+from worker.step_stats import EngineTotals, StepStats
 
 logger = logging.getLogger(__name__)
 
@@ -25,8 +25,11 @@ STATUS_INTERVAL_S = 10.0
 
 
 class CommandSource(Protocol):
-    def drain(self, *, wait: bool) -> Sequence[EngineCommand] | None:
-        """All commands that are there; `wait`: once there is one, or `wake` is called. None: the other side is gone."""
+    def drain(self, *, wait: bool, timeout_s: float | None = None) -> Sequence[EngineCommand] | None:
+        """All commands that are there. None: the other side is gone.
+
+        `wait`: once there is one, `wake` is called, or `timeout_s` is over.
+        """
 
     def wake(self) -> None:
         """From any thread: a `drain` that waits, now or next, returns."""
@@ -59,7 +62,7 @@ def run_engine_loop(
     status = StatusLine(clock)
     while True:
         idle = engine.idle
-        commands = _next_commands(engine, source) if idle else source.drain(wait=False)
+        commands = _next_commands(engine, source, clock) if idle else source.drain(wait=False)
         if commands is None:
             return
         if idle:
@@ -67,10 +70,10 @@ def run_engine_loop(
         engine.execute(commands)
         frame = engine.step()
         emit(frame)
-        status.update(frame.load)
+        status.update(engine.last_step)
 
 
-def _next_commands(engine: Engine, source: CommandSource) -> Sequence[EngineCommand] | None:
+def _next_commands(engine: Engine, source: CommandSource, clock: Callable[[], float]) -> Sequence[EngineCommand] | None:
     """Wait for commands, but first check, once per pause, that every block is where the books say.
 
     Nothing changes while the engine is idle, so one whole check says all there is to say, and then the loop sleeps.
@@ -84,19 +87,20 @@ def _next_commands(engine: Engine, source: CommandSource) -> Sequence[EngineComm
     except AssertionError as error:
         logger.error("the KV bookkeeping is wrong, the engine stops: %s", error)
         raise
-    return source.drain(wait=True)
+    deadline = engine.next_deadline  # of a request that waits while the engine is paused, or for its grammar
+    return source.drain(wait=True, timeout_s=None if deadline is None else max(deadline - clock(), 0.0))
 
 
 class StatusLine:
     """Logs one INFO line at most every `STATUS_INTERVAL_S` while there is traffic.
 
-    A line tells of the time since `_since`, when the counters stood at `_last`.
+    A line tells of the time since `_since`, when the totals stood at `_last`.
     """
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
         self._since = self._seen_at = clock()
-        self._last = self._seen = ReplicaLoad()
+        self._last = self._seen = EngineTotals()
 
     def wake(self) -> None:
         """The engine was idle until now. A long pause is no part of the next line, or its rate would be near 0."""
@@ -104,20 +108,22 @@ class StatusLine:
         if now - self._seen_at >= STATUS_INTERVAL_S:
             self._since, self._last = now, self._seen
 
-    def update(self, load: ReplicaLoad) -> None:
+    def update(self, stats: StepStats) -> None:
         now = self._clock()
-        self._seen, self._seen_at = load, now
+        totals, last = stats.totals, self._last
+        self._seen, self._seen_at = totals, now
         if now - self._since < STATUS_INTERVAL_S:
             return
-        if load.generated_tokens != self._last.generated_tokens or load.query_tokens != self._last.query_tokens:
-            logger.info("%s", self.format(load, now - self._since))
-        self._since, self._last = now, load
+        if totals.generated_tokens != last.generated_tokens or totals.query_tokens != last.query_tokens:
+            logger.info("%s", self.format(stats, now - self._since))
+        self._since, self._last = now, totals
 
-    def format(self, load: ReplicaLoad, elapsed: float) -> str:
-        used = 100.0 * load.in_use_blocks / max(load.total_blocks, 1)
-        hits = 100.0 * load.hit_tokens / max(load.query_tokens, 1)
-        rate = (load.generated_tokens - self._last.generated_tokens) / max(elapsed, 1e-9)
+    def format(self, stats: StepStats, elapsed: float) -> str:
+        blocks, totals = stats.blocks, stats.totals
+        used = 100.0 * blocks.in_use / max(blocks.total, 1)
+        hits = 100.0 * totals.hit_tokens / max(totals.query_tokens, 1)
+        rate = (totals.generated_tokens - self._last.generated_tokens) / max(elapsed, 1e-9)
         return (
-            f"{rate:.1f} tokens/s, running {load.running}, waiting {load.waiting}, KV use {used:.1f} %, "
-            f"prefix hit rate {hits:.1f} %, preemptions {load.preemptions}"
+            f"{rate:.1f} tokens/s, running {stats.running}, waiting {stats.waiting}, KV use {used:.1f} %, "
+            f"prefix hit rate {hits:.1f} %, preemptions {totals.preemptions}"
         )

@@ -52,11 +52,11 @@ class ThreadEnginePort:
         if self._thread is not None:
             self._thread.join()
 
-    def drain(self, *, wait: bool) -> Sequence[EngineCommand] | None:
+    def drain(self, *, wait: bool, timeout_s: float | None = None) -> Sequence[EngineCommand] | None:
         """CommandSource for the loop, as is `wake`; None once `close` was called."""
         commands: list[EngineCommand] = []
         try:
-            item = self._commands.get(block=wait)
+            item = self._commands.get(block=wait, timeout=timeout_s)
             while item is not None:
                 commands.append(item)
                 item = self._commands.get_nowait()

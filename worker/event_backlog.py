@@ -85,12 +85,6 @@ class EventBacklog:
         self._pending_chunks -= MAX_CHUNKS_PER_ENTRY - room
         return batch
 
-    def put_back(self, batch: list[CacheEvent]) -> None:
-        """Return a batch that was not published to the front; nothing if the queue was discarded meanwhile."""
-        if not self._discarded:
-            self._pending.extendleft(reversed(batch))
-            self._pending_chunks += sum(len(event.chunk_hashes) for event in batch)
-
     def _append(self, event: CacheEvent) -> None:
         """Queue an event, joined to the one before it when they are of one kind."""
         if event.kind is not CacheEventKind.CLEARED and not event.chunk_hashes:

@@ -1,6 +1,6 @@
 """EngineFrame and EngineCommand: the two messages between an engine and its replica process.
 
-Owns: their fields and wire forms (plain lists and dicts, packed with msgpack by the process port).
+Owns: their fields, the engine's modes, and their wire forms (plain lists and dicts; the process port packs them).
 Does not: move them (engine_port, engine_loop).
 Invariants: one frame per step; events are in the order the tree produced them.
 """
@@ -8,11 +8,23 @@ Invariants: one frame per step; events are in the order the tree produced them.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import Any
 
 from cluster.core.events import CacheEvent
 from cluster.core.replica import ReplicaLoad
 from cluster.core.request import GenerationRequest, TokenDelta
+
+
+class EngineMode(StrEnum):
+    """PAUSE: keep everything, run nothing.  RESUME: go on, and take requests again.
+
+    DRAIN: take no more requests, and finish what is there, going on if it was paused.
+    """
+
+    PAUSE = "pause"
+    RESUME = "resume"
+    DRAIN = "drain"
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,15 +52,18 @@ class EngineFrame:
 
 @dataclass(frozen=True, slots=True)
 class EngineCommand:
-    """Either a request to add, or the id of one to cancel. With neither it only wakes a loop that waits."""
+    """A request to add, the id of one to cancel, or a change of mode. With none it only wakes a loop that waits."""
 
     add: GenerationRequest | None = None
     cancel: str | None = None
+    mode: EngineMode | None = None
 
     def to_wire(self) -> list[Any]:
-        return [None if self.add is None else self.add.to_wire(), self.cancel]
+        mode = None if self.mode is None else str(self.mode)
+        return [None if self.add is None else self.add.to_wire(), self.cancel, mode]
 
     @classmethod
     def from_wire(cls, wire: list[Any]) -> EngineCommand:
-        add, cancel = wire
-        return cls(None if add is None else GenerationRequest.from_wire(add), cancel)
+        add, cancel, mode = wire
+        request = None if add is None else GenerationRequest.from_wire(add)
+        return cls(request, cancel, None if mode is None else EngineMode(mode))

@@ -29,9 +29,17 @@ class GrammarQueue:
     def __len__(self) -> int:
         return len(self._waiting)
 
+    def __contains__(self, request_id: str) -> bool:
+        return request_id in self._waiting
+
     def wake_with(self, wake: Callable[[], None]) -> None:
         """`wake` is called, from any thread, when a grammar is there."""
         self._wakes[:] = [wake]
+
+    @property
+    def num_tokens(self) -> int:
+        """Prompt tokens that wait here."""
+        return sum(len(request.prompt_token_ids) for request, _ in self._waiting.values())
 
     @property
     def has_ready(self) -> bool:
@@ -46,8 +54,6 @@ class GrammarQueue:
         if self._port is None:
             field = request.constraint.field
             raise InvalidRequest(field, f"{field} is refused: this engine has no structured output")
-        if request.request_id in self._waiting:
-            raise InvalidRequest("request_id", f"request {request.request_id} is already running")
         pending = self._port.submit(request.constraint)
         self._waiting[request.request_id] = (request, pending)
         if not pending.done():

@@ -20,12 +20,23 @@ MAX_PROMPT_LOGPROBS = 2**16
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SchedulerLimits:
+    """max_queue, max_queue_tokens: requests that may wait, and their tokens.
+
+    prefix_first, ageing_s: the queue's order (worker.scheduling.waiting_queue).  hold_back: wait for a prefix that is
+    being computed.  watermark: share of the pool that stays free at admission while others run.
+    """
+
     max_num_seqs: int
     token_budget: int
     max_queue: int
     max_model_len: int
     vocab_size: int
     eos_token_ids: tuple[int, ...]
+    max_queue_tokens: int | None = None
+    prefix_first: bool = True
+    ageing_s: float = float("inf")
+    hold_back: bool = True
+    watermark: float = 0.0
     strict_blocks: bool = False
 
 

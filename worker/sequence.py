@@ -10,7 +10,9 @@ Invariants: 0 <= num_computed <= num_tokens while alive; the newest token never 
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Iterable
+from collections.abc import Sequence as Seq
 from enum import Enum, auto
 from typing import TYPE_CHECKING
 
@@ -39,9 +41,13 @@ class Sequence:
     computes_only: a leader: it fills the cache for others and is never sampled.
     extras: what its steps want beyond a plain token, None for most sequences.
     grammar: what its answer follows, at its newest token; kept when it is preempted.
+    arrival: its number in the order of arrivals, at `arrived_at` in seconds.
+    held_by, held_too_long, queue_key: its state in the waiting queue.  packed: its tokens while it waits, see `lookup`.
     """
 
     __slots__ = (
+        "arrival",
+        "arrived_at",
         "candidate_logprobs",
         "candidates",
         "computes_only",
@@ -50,14 +56,18 @@ class Sequence:
         "first_cached",
         "grammar",
         "group",
+        "held_by",
+        "held_too_long",
         "index",
         "logprob",
         "logprobs",
         "max_tokens",
         "num_computed",
         "num_prompt_tokens",
+        "packed",
         "preemptions",
         "prompt_logprobs",
+        "queue_key",
         "request",
         "sampling",
         "seq_id",
@@ -90,6 +100,12 @@ class Sequence:
         self.tokens = list(request.prompt_token_ids if tokens is None else tokens)
         self.num_prompt_tokens = len(request.prompt_token_ids)
         self.num_computed = 0
+        self.arrival = 0
+        self.arrived_at = 0.0
+        self.held_by: str | None = None
+        self.held_too_long = False
+        self.queue_key: tuple[int, ...] | None = None
+        self.packed: array[int] | None = None
         self.expected_cached = 0
         self.first_cached: int | None = None
         self.preemptions = 0
@@ -105,6 +121,11 @@ class Sequence:
     @property
     def num_tokens(self) -> int:
         return len(self.tokens)
+
+    @property
+    def lookup(self) -> Seq[int]:
+        """Its tokens, while it waits as an array: it is looked up in the cache again and again."""
+        return self.tokens if self.packed is None else self.packed
 
     @property
     def num_output_tokens(self) -> int:

@@ -28,9 +28,9 @@ class SocketCommands:
         self._selector.register(messages, selectors.EVENT_READ)
         self._selector.register(self._woken, selectors.EVENT_READ)
 
-    def drain(self, *, wait: bool) -> Sequence[EngineCommand] | None:
+    def drain(self, *, wait: bool, timeout_s: float | None = None) -> Sequence[EngineCommand] | None:
         if wait:
-            self._selector.select()
+            self._selector.select(timeout_s)
             with contextlib.suppress(BlockingIOError):
                 while self._woken.recv(4096):
                     pass

@@ -20,6 +20,7 @@ class ReplicaInfo:
     """Facts that hold for one life of a replica; written at registration.
 
     route_digest: `RouteScheme.digest` of the unsalted scheme.  kv_fingerprint: digest guarding imported KV.
+    incarnation: drawn once per process, the same in all its registrations; with another one its requests are lost.
     """
 
     worker_id: WorkerId
@@ -33,6 +34,7 @@ class ReplicaInfo:
     weight_bytes: int = 0
     kv_bytes_per_token: int = 0
     dtype: str = ""
+    incarnation: str = ""
 
     def to_wire(self) -> dict[str, Any]:
         return asdict(self)
@@ -47,12 +49,17 @@ class ReplicaLoad:
     """A snapshot of one engine's work and memory.
 
     uncached_tokens: router id -> uncached prompt tokens, queued or running, still to prefill.
-    prefill_tokens_per_s: recent measured rate, 0 while unknown.  step_time_s: recent mean step time.
+    held: of the waiting ones, those that wait for a prefix which is being computed.  paused: it takes requests and
+    runs none.  prefill_tokens_per_s: recent measured rate, 0 while unknown.  step_time_s: recent mean step time.
+    step_time_model: the coefficients of cluster.core.step_time, nothing while unknown.
     query_tokens / hit_tokens: prompt tokens looked up and found since start, each request counted once.
+    expired_requests: ended by their deadline.  refused_requests: not let in.
     """
 
     waiting: int = 0
+    held: int = 0
     running: int = 0
+    paused: bool = False
     uncached_tokens: dict[str, int] = field(default_factory=dict)
     free_blocks: int = 0
     cached_blocks: int = 0
@@ -60,10 +67,13 @@ class ReplicaLoad:
     total_blocks: int = 0
     prefill_tokens_per_s: float = 0.0
     step_time_s: float = 0.0
+    step_time_model: tuple[float, ...] = ()
     query_tokens: int = 0
     hit_tokens: int = 0
     generated_tokens: int = 0
     finished_requests: int = 0
+    expired_requests: int = 0
+    refused_requests: int = 0
     preemptions: int = 0
 
     @property
@@ -75,4 +85,5 @@ class ReplicaLoad:
 
     @classmethod
     def from_wire(cls, wire: dict[str, Any]) -> ReplicaLoad:
-        return cls(**{f.name: wire[f.name] for f in fields(cls) if f.name in wire})
+        known = {f.name: wire[f.name] for f in fields(cls) if f.name in wire}
+        return cls(**known | {"step_time_model": tuple(wire.get("step_time_model", ()))})

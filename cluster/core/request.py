@@ -19,6 +19,8 @@ from cluster.core.constraint import Constraint
 from cluster.core.logprobs import PromptLogprobs, TokenLogprob
 from cluster.core.sampling import SamplingParams
 
+MAX_PRIORITY = 2**31 - 1
+
 
 class FinishReason(StrEnum):
     STOP = "stop"
@@ -32,6 +34,8 @@ class GenerationRequest:
 
     request_id: unique among live requests.  router_id: whose ledger booked it (heartbeats report per router).
     cache_salt: requests share KV only with requests of the same salt.  constraint: what the answer must look like.
+    priority: lower numbers run first, strictly; equal ones share.  timeout_s: seconds from its arrival at the engine
+    after which nobody wants the answer any more.
     """
 
     request_id: str
@@ -40,10 +44,16 @@ class GenerationRequest:
     router_id: str = ""
     cache_salt: str = ""
     constraint: Constraint | None = None
+    priority: int = 0
+    timeout_s: float | None = None
 
     def __post_init__(self) -> None:
         if not self.prompt_token_ids:
             raise errors.InvalidRequest("prompt", "the prompt is empty: it has no tokens")
+        if not -MAX_PRIORITY <= self.priority <= MAX_PRIORITY:
+            raise errors.InvalidRequest("priority", f"priority must be within {-MAX_PRIORITY} and {MAX_PRIORITY}")
+        if self.timeout_s is not None and not 0 <= self.timeout_s < float("inf"):
+            raise errors.InvalidRequest("timeout_s", "timeout_s must be a number of seconds, 0 or more")
         if self.constraint is not None:
             check_constrained_sampling(self.constraint, self.sampling)
 
@@ -55,6 +65,8 @@ class GenerationRequest:
             "router_id": self.router_id,
             "cache_salt": self.cache_salt,
             "constraint": None if self.constraint is None else self.constraint.to_wire(),
+            "priority": self.priority,
+            "timeout_s": self.timeout_s,
         }
 
     @classmethod
@@ -66,6 +78,8 @@ class GenerationRequest:
             router_id=wire["router_id"],
             cache_salt=wire["cache_salt"],
             constraint=None if wire["constraint"] is None else Constraint.from_wire(wire["constraint"]),
+            priority=wire["priority"],
+            timeout_s=wire["timeout_s"],
         )
 
 

@@ -16,7 +16,7 @@ from cluster.config import IndexConfig
 from cluster.core.errors import KvrayError
 from cluster.doctor.check import Check
 from cluster.index.private_server import find_server
-from cluster.index.redis_client import connect, unavailable_on_error
+from cluster.index.redis_client import close, connect, unavailable_on_error
 
 MIN_MAJOR = 5  # the scripts read the clock before they write, and the events are a stream
 
@@ -57,6 +57,6 @@ def ask_server(url: str, timeout_s: float) -> Mapping[str, Any]:
                 found: Mapping[str, Any] = await client.info("server")
                 return found
         finally:
-            await client.aclose()
+            await close(client)
 
     return asyncio.run(info())

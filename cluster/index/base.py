@@ -18,6 +18,7 @@ from cluster.core.hashing import HASH_BYTES, ChunkHash
 from cluster.core.replica import Epoch, ReplicaInfo, ReplicaLoad, WorkerId
 
 MAX_CHUNKS_PER_ENTRY = 1024
+NO_EPOCH = Epoch(0)  # before every life
 
 
 class IndexUnavailable(KvrayError):
@@ -46,6 +47,11 @@ class IndexEntry:
     epoch: Epoch
     seq: int
     events: tuple[CacheEvent, ...]
+
+    @property
+    def records(self) -> int:
+        """What it costs to apply: its chunks, and one for itself."""
+        return 1 + sum(len(event.chunk_hashes) for event in self.events)
 
 
 class StreamPosition(NamedTuple):
@@ -82,19 +88,27 @@ class Heartbeat:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Snapshot:
-    """All chunks of one life after entry `seq`, in no order. `packed` is their hashes, end to end."""
+    """The chunks of one life, in no order, read page by page while entries went on.
+
+    A chunk that no entry of seq + 1 ... settled names is here exactly when it was held at `seq`; any other may be here
+    or not. So: take all of these, apply those entries in order, and the content is exact as of `settled`. A set that
+    fitted on one page was read in one instant: settled = seq.
+    """
 
     epoch: Epoch
     seq: int
-    packed: bytes
+    settled: int
+    pages: tuple[bytes, ...]
 
     def __len__(self) -> int:
-        return len(self.packed) // HASH_BYTES
+        """How many hashes there are, repeated ones included."""
+        return sum(map(len, self.pages)) // HASH_BYTES
 
     def batches(self, size: int = MAX_CHUNKS_PER_ENTRY) -> Iterator[tuple[ChunkHash, ...]]:
         """The hashes in tuples of at most `size`, unpacked one tuple at a time."""
-        for start in range(0, len(self.packed), size * HASH_BYTES):
-            yield unpack_hashes(self.packed[start : start + size * HASH_BYTES])
+        for page in self.pages:
+            for start in range(0, len(page), size * HASH_BYTES):
+                yield unpack_hashes(page[start : start + size * HASH_BYTES])
 
 
 def unpack_hashes(packed: bytes) -> tuple[ChunkHash, ...]:
@@ -114,23 +128,29 @@ class ChunkIndex(Protocol):
         """Apply events in order. Ignored unless (worker, epoch) is the live life."""
 
     def overlaps(self, chunk_hashes: Sequence[ChunkHash]) -> dict[WorkerId, int]:
-        """Worker -> number of leading chunks it holds, for every live worker with at least one."""
+        """Worker -> number of leading chunks it holds, for every live worker with at least one.
+
+        Exact while what a worker holds is closed under prefix, as it is between any two entries. With holes, as while a
+        snapshot is loaded, the number is that of some chunk which the worker holds and whose next it does not.
+        """
 
     def sweep(self, limit: int) -> bool:
-        """Free up to `limit` records of purged lives. True while some are left."""
+        """Free records of purged lives: a piece of work in proportion to `limit`. True while some are left."""
 
 
 class IndexWriter(Protocol):
     """A worker's side of the shared index. Every call may raise `IndexUnavailable`."""
 
-    async def register(self, info: ReplicaInfo) -> Epoch:
-        """Begin a new life with no chunks and seq 0; ends the worker's earlier one."""
+    async def register(self, info: ReplicaInfo, after: Epoch = NO_EPOCH) -> Epoch:
+        """Begin a new life with no chunks and seq 0; ends the worker's earlier one. Its epoch is higher than all
+        before, `after` included: the worker's own last one, which a server that took over may not know."""
 
     async def publish(self, worker_id: WorkerId, epoch: Epoch, seq: int, events: Sequence[CacheEvent]) -> None:
         """Append one entry of at most MAX_CHUNKS_PER_ENTRY chunks. Raises `Fenced` or `RegistrationGone`."""
 
-    async def heartbeat(self, worker_id: WorkerId, epoch: Epoch, load: ReplicaLoad) -> None:
-        """Say "alive" for one TTL. Raises `Fenced` or `RegistrationGone`."""
+    async def heartbeat(self, worker_id: WorkerId, epoch: Epoch, load: ReplicaLoad, seq: int = 0) -> None:
+        """Say "alive" for one TTL. `seq` is the last entry that was acknowledged: an index that has not got so far
+        lost entries. Raises `Fenced` or `RegistrationGone`."""
 
     async def deregister(self, worker_id: WorkerId, epoch: Epoch) -> bool:
         """Remove this life. False when it was not the current one; then nothing changes."""
@@ -149,10 +169,13 @@ class IndexReader(Protocol):
         """The beats that have not expired."""
 
     async def snapshot(self, worker_id: WorkerId) -> Snapshot | None:
-        """Epoch, seq and chunks read in one instant; None when the worker is not registered."""
+        """None when the worker is not registered, or began a new life meanwhile."""
 
     async def stream_position(self) -> StreamPosition:
         """The place of the newest entry; (0, 0) for an empty stream."""
+
+    async def server_time_s(self) -> float:
+        """The clock that stamps the stream's entries, in seconds since 1970."""
 
     async def follow(self, position: StreamPosition, block_ms: int) -> list[StreamEntry]:
         """Entries after `position`, a bounded number; waits up to `block_ms` for the first."""

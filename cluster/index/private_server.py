@@ -18,6 +18,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
 
@@ -62,10 +63,19 @@ def find_server(path: str | None = None) -> Path:
 
 
 class PrivateRedis:
-    """One private server. `with PrivateRedis() as server: connect(server.url)`."""
+    """One private server. `with PrivateRedis() as server: connect(server.url)`. `arguments` are more of the server's
+    own options, as on its command line."""
 
-    def __init__(self, *, program: Path | None = None, port: int | None = None, start_timeout_s: float = 10.0) -> None:
+    def __init__(
+        self,
+        *,
+        program: Path | None = None,
+        port: int | None = None,
+        start_timeout_s: float = 10.0,
+        arguments: Sequence[str] = (),
+    ) -> None:
         self._program = program
+        self._arguments = tuple(arguments)
         self._wanted_port = port
         self._start_timeout_s = start_timeout_s
         self._port: int | None = None
@@ -130,7 +140,7 @@ class PrivateRedis:
         try:
             with log.open("wb") as output:
                 self._process = subprocess.Popen(
-                    _command(program, port, self._directory),
+                    [*_command(program, port, self._directory), *self._arguments],
                     stdin=subprocess.DEVNULL,
                     stdout=output,
                     stderr=subprocess.STDOUT,

@@ -271,7 +271,9 @@ def test_a_real_server() -> None:
         assert ask_server(server.url, 2.0)["tcp_port"] == server.port
     stopped = index_check(IndexConfig(redis_url=server_url_of_nobody()), "redis://127.0.0.1")
     assert stopped.verdict == "failed" and "Redis cannot answer" in stopped.detail
-    assert index_check(IndexConfig(redis_url="http://x"), "http://x").detail == "http://x is no URL of a Redis"
+    assert (
+        "http://x: the Redis URL must start with" in index_check(IndexConfig(redis_url="http://x"), "http://x").detail
+    )
 
 
 def server_url_of_nobody() -> str:

@@ -46,6 +46,15 @@ GRPC_CASES: list[tuple[str, pb.GenerateRequest, grpc.StatusCode, str]] = [
         grpc.StatusCode.INVALID_ARGUMENT,
         "logit_bias",
     ),
+    ("priority", pb.GenerateRequest(text="x", priority=-(2**31)), grpc.StatusCode.INVALID_ARGUMENT, "priority"),
+    ("timeout below 0", pb.GenerateRequest(text="x", timeout_s=-1), grpc.StatusCode.INVALID_ARGUMENT, "timeout_s"),
+    (
+        "timeout not a number",
+        pb.GenerateRequest(text="x", timeout_s=float("nan")),
+        grpc.StatusCode.INVALID_ARGUMENT,
+        "timeout_s",
+    ),
+    ("no time at all", pb.GenerateRequest(text="x", timeout_s=0), grpc.StatusCode.DEADLINE_EXCEEDED, "0 s"),
     ("prompt over the limit", pb.GenerateRequest(text="word " * 5000), grpc.StatusCode.INVALID_ARGUMENT, "4096"),
     (
         "answer over the limit",
@@ -66,6 +75,15 @@ HTTP_CASES: list[tuple[str, str, bytes | dict[str, Any], int, str]] = [
     ("stop id that is not there", "completions", {"prompt": "x", "stop_token_ids": [10**6]}, 400, "stop_token_ids"),
     ("21 alternatives", "completions", {"prompt": "x", "logprobs": 21}, 400, "logprobs"),
     ("length_penalty alone", "completions", {"prompt": "x", "length_penalty": 0.5}, 400, "length_penalty"),
+    ("priority as text", "completions", {"prompt": "x", "priority": "high"}, 400, "priority"),
+    ("priority of 41 bits", "completions", {"prompt": "x", "priority": 2**40}, 400, "priority"),
+    ("priority true", "completions", {"prompt": "x", "priority": True}, 400, "priority"),
+    ("priority 1.5", "completions", {"prompt": "x", "priority": 1.5}, 400, "priority"),
+    ("timeout below 0", "completions", {"prompt": "x", "timeout_s": -1}, 400, "timeout_s"),
+    ("timeout as text", "completions", {"prompt": "x", "timeout_s": "x"}, 400, "timeout_s"),
+    ("timeout not a number", "completions", b'{"prompt": "x", "timeout_s": NaN}', 400, "timeout_s"),
+    ("timeout without end", "completions", b'{"prompt": "x", "timeout_s": 1e999}', 400, "timeout_s"),
+    ("no time at all", "completions", {"prompt": "x", "timeout_s": 0}, 504, "0 s"),
     ("prompt as number", "completions", {"prompt": 5}, 400, "prompt"),
     ("messages as text", "chat/completions", {"messages": "hello"}, 400, "messages"),
     ("over the limit", "completions", {"prompt": "word " * 5000}, 400, "4096"),
@@ -108,8 +126,9 @@ def test_http(cluster: Any, path: str, body: bytes | dict[str, Any], code: int, 
     assert says in f"{error['message']} {error['param']}"
 
 
-def test_streaming_http_error_has_a_status_of_its_own(cluster: Any) -> None:
-    body = {"prompt": "x", "max_tokens": -1, "stream": True}
+@pytest.mark.parametrize(("field", "value"), [("max_tokens", -1), ("priority", 2**40), ("timeout_s", -1)])
+def test_streaming_http_error_has_a_status_of_its_own(cluster: Any, field: str, value: int) -> None:
+    body = {"prompt": "x", field: value, "stream": True}
     assert httpx.post(f"{cluster.http_url}/v1/completions", json=body, timeout=60).status_code == 400
 
 
@@ -131,4 +150,20 @@ def test_deadline_frees_the_request(cluster: Any) -> None:
     with pytest.raises(grpc.RpcError) as caught:
         cluster.stub().GenerateOnce(call, timeout=2)
     assert caught.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+    cluster.settled(timeout_s=20)
+
+
+@pytest.mark.parametrize("protocol", ["http", "grpc"])
+def test_the_field_timeout_s_frees_the_request(cluster: Any, protocol: str) -> None:
+    if protocol == "http":
+        body = {"prompt": "Tell me everything.", "max_tokens": 2000, "ignore_eos": True, "timeout_s": 2, "priority": -1}
+        reply = httpx.post(f"{cluster.http_url}/v1/completions", json=body, timeout=60)
+        assert (reply.status_code, reply.json()["error"]["message"]) == (504, "the deadline of 2 s passed")
+    else:
+        options = Options(max_tokens=2000, ignore_eos=True)
+        call = pb.GenerateRequest(text="Tell me everything.", sampling=options, timeout_s=2, priority=-1)
+        with pytest.raises(grpc.RpcError) as caught:
+            cluster.stub().GenerateOnce(call, timeout=60)
+        assert caught.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+        assert caught.value.details() == "the deadline of 2 s passed"
     cluster.settled(timeout_s=20)

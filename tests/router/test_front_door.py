@@ -132,8 +132,8 @@ async def test_a_cancelled_client_releases_everything() -> None:
 async def test_the_deadline_ends_a_silent_request(before: str) -> None:
     world = DoorWorld([Attempt("a", [*map(delta, before), HANG])])
     events: list[GenerationEvent] = []
-    with pytest.raises(DeadlineExceeded, match=r"0\.03 s"):
-        await run(world, call(timeout_s=0.03), events)
+    with pytest.raises(DeadlineExceeded, match=r"0\.2 s"):
+        await run(world, call(timeout_s=0.2), events)
     assert [e.text for e in events] == list(before)
     assert world.dispatcher.used[0].ending == "cancelled"
     assert world.live() == 0
@@ -144,7 +144,7 @@ async def test_the_deadline_is_for_the_whole_answer_not_for_each_token() -> None
     world = DoorWorld([Attempt("a", [*steps, delta("k", LENGTH)])])
     with pytest.raises(DeadlineExceeded):
         await run(world, call(timeout_s=2.5 * SLOW_S))
-    assert world.dispatcher.used[0].sent <= 2
+    assert sum(attempt.sent for attempt in world.dispatcher.used) <= 2
     assert world.live() == 0
 
 
@@ -156,10 +156,11 @@ async def test_another_attempt_has_the_same_deadline() -> None:
     assert world.live() == 0
 
 
-async def test_a_timeout_below_is_no_deadline_when_the_client_set_none() -> None:
+@pytest.mark.parametrize("timeout_s", [None, 60])
+async def test_a_timeout_below_is_not_the_clients_deadline(timeout_s: float | None) -> None:
     world = DoorWorld([Attempt("a", [TimeoutError("somebody else's")])])
     with pytest.raises(TimeoutError, match="somebody else's"):
-        await run(world, call())
+        await run(world, call(timeout_s=timeout_s))
     assert world.live() == 0
 
 

@@ -44,6 +44,23 @@ def test_completion_of_a_dead_life_does_not_touch_the_next_one() -> None:
     assert ledger.uncached_tokens(A, E2) == 0
 
 
+def test_bookings_go_on_with_their_process_under_its_new_epoch() -> None:
+    ledger = RouteLedger()
+    ledger.book("r1", A, E1, 100)
+    ledger.book("r2", A, E1, 20)
+    ledger.book("b", B, E1, 5)
+    ledger.book("r3", A, E2, 3)
+    ledger.prefill_done("r2")
+    for _ in range(2):
+        ledger.carry_over(A, E1, E2)
+        ledger.carry_over(A, E2, E2)
+        assert (ledger.load(A, E1), ledger.load(A, E2), ledger.load(B, E1)) == ((0, 0), (103, 3), (5, 1))
+    assert ledger.booked_on("r1") == (A, E2)
+    for request_id in ("r1", "r2", "r3"):
+        ledger.release(request_id)
+    assert (ledger.load(A, E1), ledger.load(A, E2), len(ledger)) == ((0, 0), (0, 0), 1)
+
+
 def test_unknown_requests_are_ignored() -> None:
     ledger = RouteLedger()
     ledger.prefill_done("nobody")
@@ -54,7 +71,7 @@ def test_unknown_requests_are_ignored() -> None:
 @given(
     st.lists(
         st.tuples(
-            st.sampled_from(["book", "done", "release"]),
+            st.sampled_from(["book", "done", "release", "carry"]),
             st.integers(0, 4),
             st.sampled_from([A, B]),
             st.sampled_from([E1, E2]),
@@ -74,9 +91,13 @@ def test_any_order_of_calls_equals_a_plain_recount(calls: list[tuple[str, int, W
             ledger.prefill_done(request)
             if request in naive:
                 naive[request] = (*naive[request][:2], 0)
+        elif name == "carry":
+            ledger.carry_over(worker, E1, E2)
+            naive = {key: (w, E2 if w == worker else e, t) for key, (w, e, t) in naive.items()}
         else:
             ledger.release(request)
             naive.pop(request, None)
+        assert len(ledger) == len(naive)
         for w in (A, B):
             for e in (E1, E2):
                 mine = [t for (nw, ne, t) in naive.values() if (nw, ne) == (w, e)]

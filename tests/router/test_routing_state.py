@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
-from fake_routing import CHUNK, E1, E2, A, B, C, RoutingWorld, hint
+from fake_routing import CHUNK, E1, E2, A, B, C, RoutingWorld, chunks, hint
 
 from router import routing_state
 from router.routing_state import NO_EPOCH
@@ -36,6 +38,12 @@ def test_a_heartbeat_older_than_our_first_tokens_does_not_count_them_again(world
 def test_the_busy_replica_loses_to_the_idle_one(world: RoutingWorld) -> None:
     world.join(A, uncached_tokens={"other": 300})
     world.join(B)
+    assert world.decide(hint(), A, B) == [B, A]
+
+
+def test_a_paused_replica_is_the_last_choice(world: RoutingWorld) -> None:
+    world.join(A, paused=True)
+    world.join(B, uncached_tokens={"other": 3000})
     assert world.decide(hint(), A, B) == [B, A]
 
 
@@ -85,6 +93,95 @@ def test_only_the_replicas_that_serve_offers_are_ranked(world: RoutingWorld) -> 
     world.join(B)
     assert world.decide(hint(), B, C) in ([B, C], [C, B])  # nothing is known of C yet, and it can be chosen
     assert (world.seen[C].ahead_tokens, world.seen[C].prefill_tokens_per_s) == (0, 0.0)
+
+
+def test_what_was_just_sent_to_a_replica_counts_like_what_it_holds(world: RoutingWorld) -> None:
+    world.join(A, held=3)
+    world.join(B)
+    assert world.decide(hint("leader"), A, B) == [A, B]
+    world.ledger.release("leader")  # only the load, to look at the overlap alone
+    world.decide(hint("follower"), A, B)
+    assert (world.seen[A].overlap_tokens, world.seen[B].overlap_tokens) == (39, 0)
+    world.state.release("follower")
+    world.decide(hint("salted", salt="tenant"), A, B)
+    assert (world.seen[A].overlap_tokens, world.seen[B].overlap_tokens) == (0, 0)
+
+
+def test_the_larger_of_held_and_expected_counts(world: RoutingWorld) -> None:
+    world.join(A, held=8)
+    world.decide(hint("short", tokens=20), A)  # 5 chunks
+    world.decide(hint("long"), A)
+    assert world.seen[A].overlap_tokens == 8 * CHUNK
+    world.remove(A, *chunks(8)[2:])
+    world.state.release("long")
+    world.decide(hint("again"), A)
+    assert world.seen[A].overlap_tokens == 5 * CHUNK
+
+
+def test_a_request_does_not_expect_its_own_prompt_to_be_there(world: RoutingWorld) -> None:
+    """Neither when Serve asks again, nor when it dispatched elsewhere."""
+    world.join(A)
+    world.join(B)
+    for _ in range(3):
+        first = world.decide(hint("r"), A, B)[0]
+        assert (world.seen[A].overlap_tokens, world.seen[B].overlap_tokens) == (0, 0)
+    world.state.routed(hint("r"), B if first == A else A)
+    world.state.routed(hint("r"), first)
+    assert world.ledger.uncached_tokens(first, E1) == 40
+
+
+def test_a_replica_out_of_step_is_chosen_by_load_until_it_is_back(world: RoutingWorld) -> None:
+    world.join(A, held=10)
+    world.join(B)
+    known = world.follower.workers[A]
+    for in_step, overlap in ((False, 0), (True, 39)):
+        world.follower.workers[A] = replace(known, in_step=in_step)
+        world.decide(hint("r"), A, B)
+        assert world.seen[A].overlap_tokens == overlap
+        assert world.state.index_status().workers[0].affinity is in_step
+
+
+# --- parity ---
+
+
+@pytest.mark.parametrize(
+    ("cached", "lost_first", "counted"),
+    [(32, False, None), (0, False, "misses"), (0, True, "evicted")],
+)
+def test_an_overlap_that_the_engine_does_not_reuse(
+    world: RoutingWorld, cached: int, lost_first: bool, counted: str | None
+) -> None:
+    world.join(A, held=8)
+    world.decide(hint("r"), A)
+    if lost_first:
+        world.remove(A, *reversed(chunks(8)))
+        world.store(A, *chunks(10))  # by the request itself
+    world.state.answered("r", cached)
+    world.state.release("r")
+    world.now += 2
+    metrics = world.state.index_status().metrics
+    assert metrics["kvray_parity_checks"] == 1
+    for name in ("misses", "evicted", "index_late", "unfulfilled"):
+        assert metrics[f"kvray_parity_{name}"] == (name == counted)
+
+
+def test_nothing_is_missed_where_nothing_was_promised(world: RoutingWorld) -> None:
+    world.join(A)
+    world.decide(hint("r"), A)
+    world.state.answered("r", 0)
+    world.state.release("r")
+    world.now += 2
+    assert world.state.index_status().metrics["kvray_parity_checks"] == 0
+
+
+def test_a_leader_that_left_is_no_parity_miss_of_its_followers(world: RoutingWorld) -> None:
+    world.join(A)
+    world.decide(hint("leader"), A)
+    world.decide(hint("follower"), A)
+    world.state.release("leader")
+    world.state.answered("follower", 0)
+    metrics = world.state.index_status().metrics
+    assert (metrics["kvray_parity_unfulfilled"], metrics["kvray_parity_checks"]) == (1, 1)
 
 
 # --- what it books ---

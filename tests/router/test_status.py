@@ -8,7 +8,7 @@ import grpc
 import pytest
 
 from cluster.core import errors
-from router.status import INTERNAL, describe
+from router.status import INTERNAL, MAX_RETRY_AFTER_S, describe
 
 CASES = [
     (errors.InvalidRequest("top_p", "too big"), 400, grpc.StatusCode.INVALID_ARGUMENT, "invalid_request", "top_p"),
@@ -67,7 +67,13 @@ def test_the_rest_is_internal_logged_and_tells_nothing(error: Exception, caplog:
     assert caplog.records[0].exc_info is not None
 
 
-@pytest.mark.parametrize(("hint", "header"), [(0.2, "1"), (1.0, "1"), (2.1, "3")])
+@pytest.mark.parametrize(
+    ("hint", "header"),
+    [
+        *((0.2, "1"), (1.0, "1"), (2.1, "3"), (12.3, "13"), (12, "12")),
+        *((0, "1"), (-5.0, "1"), (float("nan"), "1"), (float("inf"), str(MAX_RETRY_AFTER_S))),
+    ],
+)
 def test_retry_after_is_in_whole_seconds(hint: float, header: str) -> None:
     assert describe(errors.Overloaded("full", retry_after_s=hint)).headers() == {"retry-after": header}
     assert describe(errors.ReplicaLost("died")).headers() == {}

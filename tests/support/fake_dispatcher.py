@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import random
 import threading
+import time
 from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass, field
 
@@ -19,6 +20,7 @@ from cluster.core.hashing import RouteScheme
 from cluster.core.replica import Epoch, WorkerId
 from cluster.core.request import FinishReason, GenerationRequest, TokenDelta
 from cluster.tokenizer import Tokenizer
+from router.attempts import Attempts
 from router.front_door import FrontDoor
 from router.route_ledger import RouteLedger
 from router.routing_state import RouteHint
@@ -107,6 +109,19 @@ class FakeDispatcher:
 
 
 @dataclass
+class LedgerAccounting:
+    """The load of requests, without all else that a RoutingState does for them."""
+
+    ledger: RouteLedger
+
+    def answered(self, request_id: str, cached_tokens: int | None) -> None:
+        self.ledger.prefill_done(request_id)
+
+    def release(self, request_id: str) -> None:
+        self.ledger.release(request_id)
+
+
+@dataclass
 class DoorWorld:
     """A FrontDoor on a scripted dispatcher, and everything it told its neighbours."""
 
@@ -114,6 +129,7 @@ class DoorWorld:
     limit: int | None = None
     tokenizer: Tokenizer = TOKENIZER
     seed: int = 7
+    clock: Callable[[], float] = time.monotonic
     lost: list[str] = field(default_factory=list)
     limit_asked_in: list[int] = field(default_factory=list)
     ledger: RouteLedger = field(default_factory=RouteLedger)
@@ -127,11 +143,11 @@ class DoorWorld:
             model="demo",
             tokenizer=self.tokenizer,
             scheme=SCHEME,
-            dispatcher=self.dispatcher,
-            ledger=self.ledger,
+            attempts=Attempts(self.dispatcher, on_lost),
+            accounting=LedgerAccounting(self.ledger),
             router_id="me",
             max_model_len=self._limit,
-            on_lost=on_lost,
+            clock=self.clock,
             rng=random.Random(self.seed),
         )
 

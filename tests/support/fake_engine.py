@@ -7,7 +7,8 @@ it would show as a wrong word.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator, Sequence
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import cast
 
@@ -180,7 +181,7 @@ class FingerprintRunner:
             page[slot] = content
 
     def _slots(
-        self, block_ids: tuple[int, ...], history: list[int], start: int, end: int
+        self, block_ids: Sequence[int], history: list[int], start: int, end: int
     ) -> Iterator[tuple[int, Page, int, tuple[int, int, int]]]:
         """Position, page, slot and right content, in every layer."""
         lineages = self._lineages_of(history[:end])
@@ -230,6 +231,8 @@ class FakeEngine:
         """A request that the runner knows how to check, for whoever drives the engine through commands."""
         salt = str(options.pop("cache_salt", ""))
         constraint = options.pop("constraint", None)
+        priority = int(options.pop("priority", 0))  # type: ignore[call-overload]
+        timeout_s = cast("float | None", options.pop("timeout_s", None))
         sampling = SamplingParams(temperature=0, max_tokens=max_tokens, **options)  # type: ignore[arg-type]
         self.runner.histories[request_id] = list(prompt)
         return EngineCommand(
@@ -240,6 +243,8 @@ class FakeEngine:
                 router_id="router",
                 cache_salt=salt,
                 constraint=constraint,  # type: ignore[arg-type]
+                priority=priority,
+                timeout_s=timeout_s,
             )
         )
 
@@ -254,8 +259,8 @@ class FakeEngine:
             if delta.choice == 0:
                 self.answers[delta.request_id] += delta.token_ids
             choice = (delta.request_id, delta.choice)
-            cancelled = delta.finish_reason is FinishReason.CANCELLED
-            assert cancelled or choice not in self.ends, "a delta after the end of a choice"
+            whole = delta.error is not None or delta.finish_reason is FinishReason.CANCELLED  # the end of all choices
+            assert whole or choice not in self.ends, "a delta after the end of a choice"
             if delta.finish_reason is not None:
                 self.ends[choice] = delta
             self.choices.setdefault(delta.request_id, {}).setdefault(delta.choice, []).extend(delta.token_ids)
@@ -279,8 +284,9 @@ class FakeEngine:
 
 
 def make_fake_engine(num_blocks: int = 32, block_size: int = 4, **options: object) -> FakeEngine:
-    """`options` go to EngineConfig, except prefix_cache, max_model_len (default: the whole pool) and grammars."""
+    """`options` go to EngineConfig, except prefix_cache, max_model_len (default: the whole pool), grammars, clock."""
     grammars = cast("GrammarPort | None", options.pop("grammars", None))
+    clock = cast("Callable[[], float]", options.pop("clock", time.monotonic))
     max_model_len = int(options.pop("max_model_len", num_blocks * block_size))  # type: ignore[call-overload]
     cache = CacheConfig(
         block_size=block_size,
@@ -291,7 +297,7 @@ def make_fake_engine(num_blocks: int = 32, block_size: int = 4, **options: objec
     config = EngineConfig(cache=cache, check_invariants=True, strict_blocks=True, **options)
     runner = FingerprintRunner(num_blocks, block_size, max_model_len)
     scheme = RouteScheme(tokenizer_revision="t", model_revision="m", chunk_tokens=cache.chunk_tokens)
-    return FakeEngine(assemble_engine(config, runner, scheme, _words, grammars), runner)
+    return FakeEngine(assemble_engine(config, runner, scheme, _words, grammars, clock), runner)
 
 
 def _words(tokens: Sequence[int]) -> str:

@@ -3,29 +3,36 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
 from cluster.core.events import CacheEvent, CacheEventKind
 from cluster.core.hashing import ChunkHash, RouteScheme, hash_prompt, root_hash
 from cluster.core.replica import Epoch, ReplicaInfo, ReplicaLoad, WorkerId
 from cluster.index.follower import IndexFollower
-from cluster.index.known import KnownWorker
+from cluster.index.instrumented import InstrumentedIndex
+from cluster.index.known import FollowerCounters, FollowerState, KnownWorker
 from cluster.index.memory import MemoryIndex
+from cluster.index.speculative import SpeculativeIndex
+from router.parity_watch import ParityWatch
 from router.route_ledger import RouteLedger
 from router.routing_state import RouteHint, RoutingState
-from router.scoring import Candidate, EstimatedTtft
+from router.scoring import Candidate, EstimatedTtft, Policy
 
 CHUNK = 4  # tokens
 A, B, C = WorkerId("a"), WorkerId("b"), WorkerId("c")
 E1, E2 = Epoch(1), Epoch(2)
 
 
+def hashes_of(tokens: Sequence[int], salt: str = "") -> tuple[ChunkHash, ...]:
+    scheme = RouteScheme(tokenizer_revision="t", model_revision="m", chunk_tokens=CHUNK, salt=salt)
+    return tuple(hash_prompt(root_hash(scheme), tokens, CHUNK))
+
+
 def chunks(count: int, salt: str = "") -> tuple[ChunkHash, ...]:
     """The first `count` chunk hashes of the one prompt that all tests share."""
-    scheme = RouteScheme(tokenizer_revision="t", model_revision="m", chunk_tokens=CHUNK, salt=salt)
-    return tuple(hash_prompt(root_hash(scheme), range(count * CHUNK), CHUNK))
+    return hashes_of(range(count * CHUNK), salt)
 
 
 def hint(request_id: str = "r", tokens: int = 40, exclude: Sequence[WorkerId] = (), salt: str = "") -> RouteHint:
@@ -39,8 +46,10 @@ def hint(request_id: str = "r", tokens: int = 40, exclude: Sequence[WorkerId] = 
 
 @dataclass
 class FakeFollower:
-    index: MemoryIndex
+    index: InstrumentedIndex
     ready: bool = True
+    state: FollowerState = FollowerState.FOLLOWING
+    counters: FollowerCounters = field(default_factory=FollowerCounters)
     workers: dict[WorkerId, KnownWorker] = field(default_factory=dict)
     dropped: list[WorkerId] = field(default_factory=list)
 
@@ -53,23 +62,36 @@ class FakeFollower:
 class RoutingWorld:
     """`now` is the clock. Replicas join with `join`; candidates of the last decision are in `seen`."""
 
-    def __init__(self) -> None:
-        self.index = MemoryIndex()
+    def __init__(
+        self, router_id: str = "me", policy: Policy | None = None, clock: Callable[[], float] | None = None
+    ) -> None:
+        self.now = 100.0
+        clock = clock or (lambda: self.now)
+        self.parity = ParityWatch(clock)
+        self.index = InstrumentedIndex(MemoryIndex(), CHUNK, observer=self.parity)
+        self.speculative = SpeculativeIndex(clock)
         self.follower = FakeFollower(self.index)
         self.ledger = RouteLedger()
-        self.now = 100.0
         self.state = RoutingState(
-            router_id="me",
+            router_id=router_id,
             index=self.index,
             follower=cast(IndexFollower, self.follower),
             ledger=self.ledger,
-            policy=EstimatedTtft(default_rate=1000.0, near_tie=0.0, rng=random.Random(1)),
+            policy=policy or EstimatedTtft(default_rate=1000.0, near_tie=0.0, rng=random.Random(1)),
             chunk_tokens=CHUNK,
-            clock=lambda: self.now,
+            speculative=self.speculative,
+            parity=self.parity,
+            clock=clock,
         )
 
     def join(
-        self, worker_id: WorkerId, held: int = 0, epoch: Epoch = E1, max_model_len: int = 4096, **load: Any
+        self,
+        worker_id: WorkerId,
+        held: int = 0,
+        epoch: Epoch = E1,
+        max_model_len: int = 4096,
+        incarnation: str = "",
+        **load: Any,
     ) -> None:
         """A replica that holds the first `held` chunks of the shared prompt. `load` is its heartbeat."""
         info = ReplicaInfo(
@@ -81,12 +103,27 @@ class RoutingWorld:
             num_blocks=64,
             max_model_len=max_model_len,
             model="demo",
+            incarnation=incarnation,
         )
         self.index.add_worker(worker_id, epoch)
         self.index.apply(worker_id, epoch, [CacheEvent(CacheEventKind.STORED, chunks(held))])
         self.follower.workers[worker_id] = KnownWorker(
             info=info, epoch=epoch, load=ReplicaLoad(**load), loaded_at=self.now, indexed=True
         )
+
+    def beat(self, worker_id: WorkerId, **load: Any) -> None:
+        """Its next heartbeat."""
+        known = self.follower.workers[worker_id]
+        self.follower.workers[worker_id] = replace(known, load=ReplicaLoad(**load), loaded_at=self.now)
+
+    def store(self, worker_id: WorkerId, *hashes: ChunkHash) -> None:
+        self._apply(worker_id, CacheEventKind.STORED, hashes)
+
+    def remove(self, worker_id: WorkerId, *hashes: ChunkHash) -> None:
+        self._apply(worker_id, CacheEventKind.REMOVED, hashes)
+
+    def _apply(self, worker_id: WorkerId, kind: CacheEventKind, hashes: tuple[ChunkHash, ...]) -> None:
+        self.index.apply(worker_id, self.follower.workers[worker_id].epoch, [CacheEvent(kind, hashes)])
 
     def decide(self, request: RouteHint, *worker_ids: WorkerId) -> list[WorkerId]:
         return self.state.decide(request, worker_ids)

@@ -20,7 +20,6 @@ from worker.frame import EngineCommand
 from worker.grammar.grammar_service import GrammarService
 from worker.grammar.vocabulary import Vocabulary
 from worker.model_runner import ModelRunner
-from worker.step_budget import StepBudget
 
 
 @dataclass
@@ -84,8 +83,7 @@ class SamplingEngine:
     def preempt_newest(self) -> bool:
         """As if memory had run out; False when nothing runs."""
         scheduler = self.engine._scheduler
-        if scheduler._running:
-            scheduler._preempt(scheduler._running[-1], StepBudget(1))
+        scheduler.preempt_one()
         return bool(scheduler.num_preemptions)
 
     def run(self, name: str, prompt: Sequence[int], *, preempt_at: int | None = None, **sampling: Any) -> Answer:

@@ -19,7 +19,6 @@ from worker.engine_assembly import assemble_engine
 from worker.engine_factory import build_engine
 from worker.frame import EngineCommand
 from worker.model_runner import ModelRunner
-from worker.step_budget import StepBudget
 
 FAMILIES = ("llama", "qwen2", "qwen3", "mistral", "gemma2")
 PROMPT = [4 + (29 * i + 7) % 92 for i in range(21)]
@@ -51,8 +50,7 @@ def run(
         deltas += engine.step().deltas
         step += 1
         if step == preempt_at:
-            scheduler = engine._scheduler
-            scheduler._preempt(scheduler._running[-1], StepBudget(1))
+            engine._scheduler.preempt_one()
     return deltas
 
 

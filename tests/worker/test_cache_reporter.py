@@ -13,7 +13,7 @@ from cluster.config import IndexConfig
 from cluster.core.events import CacheEvent, CacheEventKind
 from cluster.core.hashing import ChunkHash
 from cluster.core.replica import Epoch, ReplicaInfo, ReplicaLoad, WorkerId
-from cluster.index.base import MAX_CHUNKS_PER_ENTRY, Fenced, IndexUnavailable, RegistrationGone
+from cluster.index.base import MAX_CHUNKS_PER_ENTRY, NO_EPOCH, Fenced, IndexUnavailable, RegistrationGone
 from worker.cache_reporter import CacheReporter
 
 A = WorkerId("a")
@@ -59,11 +59,12 @@ class FakeWriter:
     def forget(self) -> None:
         self.epoch, self.seq, self.held = None, 0, {}
 
-    async def register(self, info: ReplicaInfo) -> Epoch:
+    async def register(self, info: ReplicaInfo, after: Epoch = NO_EPOCH) -> Epoch:
         await self._reach()
         self.registrations += 1
         self.forget()
         self.epoch = Epoch(1000 + self.registrations)
+        assert self.epoch > after
         return self.epoch
 
     async def publish(self, worker_id: WorkerId, epoch: Epoch, seq: int, events: Sequence[CacheEvent]) -> None:
@@ -86,9 +87,11 @@ class FakeWriter:
             self.lose_answers -= 1
             raise IndexUnavailable("the answer was lost")
 
-    async def heartbeat(self, worker_id: WorkerId, epoch: Epoch, load: ReplicaLoad) -> None:
+    async def heartbeat(self, worker_id: WorkerId, epoch: Epoch, load: ReplicaLoad, seq: int = 0) -> None:
         await self._reach()
         self._check(epoch)
+        if seq > self.seq:
+            raise Fenced("it acknowledged more than it has")
         self.beats.append((epoch, load))
 
     async def deregister(self, worker_id: WorkerId, epoch: Epoch) -> bool:
@@ -247,6 +250,36 @@ async def test_a_lost_answer_never_applies_a_batch_twice(writer: FakeWriter, mak
     await eventually(lambda: reporter.epoch == 1002)
     await settle(reporter, writer)
     assert [(epoch, seq) for _, epoch, seq, _ in writer.entries] == [(1001, 1), (1002, 1)]
+
+
+async def test_a_batch_without_an_answer_is_sent_again_unchanged(writer: FakeWriter, make_reporter: Make) -> None:
+    """Routers may have read it from a server that is gone: another entry of that number would be skipped by them."""
+    reporter = make_reporter()
+    await reporter.start()
+    seq, held = writer.seq, dict(writer.held)
+    writer.lose_answers = 1
+    reporter.record([stored(*chunks(2))])
+    await eventually(lambda: len(writer.entries) == 1)
+    writer.seq, writer.held = seq, held  # a server took over that does not have it
+    reporter.record([CLEARED, stored(*chunks(3, 7))])
+    await settle(reporter, writer)
+    first, again, *rest = writer.entries
+    assert again[1:] == first[1:]
+    assert [entry[2] for entry in rest] == [2]
+    assert writer.registrations == 1
+    assert list(writer.held) == chunks(3, 7)
+
+
+async def test_an_idle_worker_notices_an_index_that_lost_its_entries(writer: FakeWriter, make_reporter: Make) -> None:
+    reporter = make_reporter()
+    await reporter.start()
+    reporter.record([stored(*chunks(3))])
+    await settle(reporter, writer)
+    writer.seq = 0
+    writer.held.clear()
+    await eventually(lambda: reporter.epoch == 1002)
+    await settle(reporter, writer)
+    assert list(writer.held) == chunks(3)
 
 
 async def test_unreachable_at_start_keeps_trying(writer: FakeWriter, make_reporter: Make) -> None:

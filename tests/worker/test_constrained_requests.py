@@ -16,7 +16,6 @@ from cluster.core.errors import ConfigError, InvalidRequest, KvrayError, Overloa
 from cluster.core.request import FinishReason
 from worker.engine_thread import ThreadEnginePort
 from worker.scheduler import Scheduler
-from worker.step_budget import StepBudget
 
 PROMPT = list(range(100, 113))
 OTHER = list(range(300, 309))
@@ -190,8 +189,8 @@ def test_a_preempted_request_keeps_its_place_in_the_grammar(world: World, step: 
     request = world.add()
     group = world.add(n=2, seed=1)
     world.steps(step)
-    while world.scheduler._running:
-        world.scheduler._preempt(world.scheduler._running[-1], StepBudget(100))
+    while world.scheduler.preempt_one():
+        pass
     world.fake.finish()
     assert world.fake.answers[request] == fakes.expected_answer(PROMPT, 7)
     assert world.fake.choices[group] == {i: fakes.expected_sample(PROMPT, 7, 1 + i) for i in range(2)}

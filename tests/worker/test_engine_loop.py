@@ -10,13 +10,16 @@ from collections.abc import Callable, Iterator, Sequence
 import fake_engine as fakes
 import pytest
 
-from cluster.core.replica import ReplicaLoad
 from cluster.core.request import FinishReason
 from worker.engine_loop import STATUS_INTERVAL_S, StatusLine, run_engine_loop
 from worker.frame import EngineCommand, EngineFrame
+from worker.kvcache.block_pool import BlockCounts
+from worker.step_stats import EngineTotals, StepStats
 
 PROMPT = list(range(1, 10))
 LOGGER = "worker.engine_loop"
+
+BLOCKS = BlockCounts(free=10, cached=5, in_use=5, total=20)
 
 
 class Clock:
@@ -33,10 +36,12 @@ class Script:
     def __init__(self, batches: Sequence[Sequence[EngineCommand]], on_drain: Callable[[], None] = lambda: None) -> None:
         self.batches = list(batches)
         self.waits: list[bool] = []
+        self.timeouts: list[float | None] = []
         self.on_drain = on_drain
 
-    def drain(self, *, wait: bool) -> Sequence[EngineCommand] | None:
+    def drain(self, *, wait: bool, timeout_s: float | None = None) -> Sequence[EngineCommand] | None:
         self.waits.append(wait)
+        self.timeouts.append(timeout_s)
         self.on_drain()
         return self.batches.pop(0) if self.batches else None
 
@@ -190,26 +195,18 @@ def test_status_line_says_everything(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, LOGGER)
     clock = Clock()
     status = StatusLine(clock)
-    load = ReplicaLoad(
-        running=3,
-        waiting=2,
-        in_use_blocks=5,
-        total_blocks=20,
-        query_tokens=200,
-        hit_tokens=50,
-        generated_tokens=120,
-        preemptions=7,
-    )
+    totals = EngineTotals(query_tokens=200, hit_tokens=50, generated_tokens=120, preemptions=7)
+    stats = StepStats(running=3, waiting=2, blocks=BLOCKS, totals=totals)
     clock.now += STATUS_INTERVAL_S - 0.001
-    status.update(load)
+    status.update(stats)
     assert status_lines(caplog) == []
     clock.now += 0.001
-    status.update(load)
+    status.update(stats)
     assert status_lines(caplog) == [
         "12.0 tokens/s, running 3, waiting 2, KV use 25.0 %, prefix hit rate 25.0 %, preemptions 7"
     ]
     clock.now += 2 * STATUS_INTERVAL_S
-    status.update(dataclasses.replace(load, generated_tokens=220))
+    status.update(dataclasses.replace(stats, totals=dataclasses.replace(totals, generated_tokens=220)))
     assert status_lines(caplog)[1].startswith("5.0 tokens/s,"), "the rate is that of the last interval"
 
 
@@ -218,7 +215,7 @@ def test_prefill_alone_is_traffic_too(caplog: pytest.LogCaptureFixture) -> None:
     clock = Clock()
     status = StatusLine(clock)
     clock.now += STATUS_INTERVAL_S
-    status.update(ReplicaLoad(running=1, query_tokens=1000, total_blocks=1))
+    status.update(StepStats(blocks=BLOCKS, totals=EngineTotals(query_tokens=1000)))
     assert len(status_lines(caplog)) == 1
 
 

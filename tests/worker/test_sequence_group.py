@@ -117,10 +117,8 @@ def test_a_search_preempted_in_the_middle_finds_the_same_beams(preempt_at: int) 
     for _ in range(preempt_at):
         fake.step()
     scheduler = fake.engine._scheduler
-    if any(seq.group is not None for seq in scheduler._running):
-        from worker.step_budget import StepBudget
-
-        scheduler._preempt(scheduler._running[-1], StepBudget(100))
+    if any(seq.group is not None for seq in scheduler.running):
+        scheduler.preempt_one()
         fake.engine._manager.check_invariants()
     fake.finish()
     assert fake.answers[blocker] == fakes.expected_answer(list(range(50, 58)), 56)

@@ -9,7 +9,7 @@ local life = redis.call('HMGET', KEYS[1], 'epoch', 'seq')
 if not life[1] then
   return 'gone'
 end
-if life[1] ~= ARGV[1] or tonumber(life[2]) + 1 ~= tonumber(ARGV[2]) then
+if life[1] ~= ARGV[1] or (tonumber(life[2]) or -1) + 1 ~= tonumber(ARGV[2]) then
   return 'fenced'
 end
 

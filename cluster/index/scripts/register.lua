@@ -1,9 +1,10 @@
 -- Begin a new life of a worker: a new epoch, no chunks, seq 0. Whatever it had before ends in the same instant.
--- KEYS: workers, worker, chunks, beat, epoch        ARGV: worker id, info, grace in ms, prefix of worker keys
--- Returns the epoch: the server's clock in microseconds, or one more than the last epoch if the clock went back.
+-- KEYS: workers, worker, chunks, beat, epoch        ARGV: worker id, info, grace in ms, prefix of worker keys, its last epoch
+-- Returns the epoch: the server's clock in microseconds, or one more than the last epoch if the clock went back. The
+-- worker says its own last one, because a server that took over may not have heard of it.
 local now = redis.call('TIME')
 local micros = tonumber(now[1]) * 1000000 + tonumber(now[2])
-local last = tonumber(redis.call('GET', KEYS[5]) or '0') or 0
+local last = math.max(tonumber(redis.call('GET', KEYS[5]) or '0') or 0, tonumber(ARGV[5]))
 local epoch = string.format('%.0f', math.max(last + 1, micros))
 redis.call('SET', KEYS[5], epoch)
 redis.call('UNLINK', KEYS[2], KEYS[3], KEYS[4])

@@ -29,6 +29,14 @@ def test_golden_chunk_hashes() -> None:
     ]
 
 
+@given(tokens=TOKENS, chunk_tokens=st.integers(1, 7))
+def test_a_prompt_is_hashed_chunk_by_chunk(tokens: list[int], chunk_tokens: int) -> None:
+    parent = root_hash(SCHEME)
+    for number, chunk in enumerate(hash_prompt(parent, tokens, chunk_tokens)):
+        parent = hash_chunk(parent, tokens[number * chunk_tokens : (number + 1) * chunk_tokens])
+        assert chunk == parent
+
+
 def test_golden_salted_and_large_token_ids() -> None:
     root = root_hash(SCHEME.with_salt("tenant"))
     assert hash_chunk(root, [2**32 - 1, 0]).hex() == "3fe5c689c7ca15f654621fe0d67f3586"

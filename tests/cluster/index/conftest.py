@@ -1,149 +1,30 @@
-"""Fixtures of the index tests: values, an in-memory stand-in for the shared index, and a private Redis server.
+"""Fixtures of the index tests: values, the in-memory stand-in for the shared index, and a private Redis server.
 
-Owns: FakeStore (IndexWriter and IndexReader in one, with switches for what can go wrong).
-Does not: test anything; test_index_conformance.py holds FakeStore and Redis to the same contract.
+Owns: the fixtures.
+Does not: test anything.
 Invariants: every test has its own keys; the server ends with the session.
 """
 
 from __future__ import annotations
 
 import asyncio
+import shutil
 import time
 import uuid
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from pathlib import Path
 
 import pytest
+from fake_index_store import FakeStore
 
 from cluster.config import IndexConfig
-from cluster.core.events import CacheEvent, CacheEventKind
 from cluster.core.hashing import ChunkHash, RouteScheme, hash_prompt, root_hash
-from cluster.core.replica import Epoch, ReplicaInfo, ReplicaLoad, WorkerId
-from cluster.index.base import (
-    Fenced,
-    Heartbeat,
-    IndexEntry,
-    IndexUnavailable,
-    Registration,
-    RegistrationGone,
-    Snapshot,
-    StreamEntry,
-    StreamPosition,
-)
-from cluster.index.private_server import PrivateRedis
+from cluster.core.replica import ReplicaInfo, WorkerId
+from cluster.index.private_server import PrivateRedis, find_server
 from cluster.index.redis_reader import RedisReader
 from cluster.index.redis_writer import RedisWriter
 
 DIGEST = "the-route-digest"
-
-
-@dataclass
-class _Record:
-    epoch: Epoch
-    info: ReplicaInfo
-    seq: int = 0
-    chunks: dict[ChunkHash, None] = field(default_factory=dict)
-
-
-class FakeStore:
-    """The shared index in memory. `down` makes every call fail; `stream` and `beats` may be tampered with."""
-
-    def __init__(self) -> None:
-        self.records: dict[WorkerId, _Record] = {}
-        self.beats: dict[WorkerId, Heartbeat] = {}
-        self.stream: list[StreamEntry] = []
-        self.down = False
-        self.bad_payloads = 0
-        self.last_epoch = 0
-        self.snapshots_read = 0
-        self.during_snapshot: Callable[[], Awaitable[None]] | None = None
-
-    async def register(self, info: ReplicaInfo) -> Epoch:
-        self._check()
-        self.last_epoch = max(self.last_epoch + 1, time.time_ns() // 1000)
-        self.records[info.worker_id] = _Record(Epoch(self.last_epoch), info)
-        self.beats.pop(info.worker_id, None)
-        return Epoch(self.last_epoch)
-
-    async def publish(self, worker_id: WorkerId, epoch: Epoch, seq: int, events: Sequence[CacheEvent]) -> None:
-        record = self._record(worker_id, epoch)
-        if seq != record.seq + 1:
-            raise Fenced("seq")
-        for event in events:
-            if event.kind is CacheEventKind.STORED:
-                record.chunks.update(dict.fromkeys(event.chunk_hashes))
-            elif event.kind is CacheEventKind.REMOVED:
-                for chunk in event.chunk_hashes:
-                    record.chunks.pop(chunk, None)
-            else:
-                record.chunks.clear()
-        record.seq = seq
-        self.push(IndexEntry(worker_id, epoch, seq, tuple(events)))
-
-    async def heartbeat(self, worker_id: WorkerId, epoch: Epoch, load: ReplicaLoad) -> None:
-        self._record(worker_id, epoch)
-        self.beats[worker_id] = Heartbeat(epoch=epoch, load=load)
-
-    async def deregister(self, worker_id: WorkerId, epoch: Epoch) -> bool:
-        self._check()
-        record = self.records.get(worker_id)
-        if record is None or record.epoch != epoch:
-            return False
-        del self.records[worker_id]
-        self.beats.pop(worker_id, None)
-        return True
-
-    async def workers(self) -> dict[WorkerId, Registration]:
-        self._check()
-        return {w: Registration(epoch=r.epoch, seq=r.seq, info=r.info) for w, r in self.records.items()}
-
-    async def heartbeats(self, worker_ids: Collection[WorkerId]) -> dict[WorkerId, Heartbeat]:
-        self._check()
-        return {worker_id: self.beats[worker_id] for worker_id in worker_ids if worker_id in self.beats}
-
-    async def snapshot(self, worker_id: WorkerId) -> Snapshot | None:
-        self._check()
-        self.snapshots_read += 1
-        record = self.records.get(worker_id)
-        if record is None:
-            return None
-        snapshot = Snapshot(epoch=record.epoch, seq=record.seq, packed=b"".join(record.chunks))
-        if self.during_snapshot is not None:
-            await self.during_snapshot()
-        return snapshot
-
-    async def stream_position(self) -> StreamPosition:
-        self._check()
-        return self.stream[-1].position if self.stream else StreamPosition(0, 0)
-
-    async def follow(self, position: StreamPosition, block_ms: int) -> list[StreamEntry]:
-        self._check()
-        newer = [entry for entry in self.stream if entry.position > position][:64]
-        if not newer:
-            await asyncio.sleep(min(block_ms, 5) / 1000)
-        self.bad_payloads += sum(entry.entry is None for entry in newer)
-        return newer
-
-    async def close(self) -> None:
-        return
-
-    def push(self, entry: IndexEntry | None) -> None:
-        """Put an entry at the end of the stream only; None stands for bytes that cannot be parsed."""
-        last = self.stream[-1].position.seq if self.stream else 0
-        self.stream.append(StreamEntry(StreamPosition(1, last + 1), entry))
-
-    def _check(self) -> None:
-        if self.down:
-            raise IndexUnavailable("switched off by the test")
-
-    def _record(self, worker_id: WorkerId, epoch: Epoch) -> _Record:
-        self._check()
-        record = self.records.get(worker_id)
-        if record is None:
-            raise RegistrationGone("no record")
-        if record.epoch != epoch:
-            raise Fenced("epoch")
-        return record
 
 
 @pytest.fixture
@@ -155,6 +36,17 @@ def fake_store() -> FakeStore:
 def redis_server() -> Iterator[PrivateRedis]:
     with PrivateRedis() as server:
         yield server
+
+
+@pytest.fixture(scope="session", params=["wheel", "redis-server"])
+def server_program(request: pytest.FixtureRequest) -> Path:
+    """The server of the wheel, and Redis itself where it is installed."""
+    if request.param == "wheel":
+        return find_server(path="/nonexistent")
+    program = shutil.which("redis-server")
+    if program is None:
+        pytest.skip("no redis-server on PATH: only the wheel's server is tested")
+    return Path(program)
 
 
 @pytest.fixture

@@ -48,6 +48,10 @@ class Router:
     def holds(self, worker_id: WorkerId, prompt: list[ChunkHash], num_chunks: int) -> bool:
         return self.index.overlaps(prompt).get(worker_id, 0) == num_chunks
 
+    def in_step(self, worker_id: WorkerId) -> bool:
+        known = self.follower.workers.get(worker_id)
+        return known is not None and known.in_step
+
     @property
     def counters(self) -> Any:
         return self.follower.counters
@@ -181,7 +185,7 @@ async def test_duplicate_and_reordered_entries(
     del fake_store.stream[-2:]
     for entry in (third, second, third, second, fake_store.stream[0].entry):
         fake_store.push(entry)
-    await eventually(lambda: router.counters.skipped == 4)
+    await eventually(lambda: router.counters.skipped == 4 and router.in_step(A))
     assert router.holds(A, prompt, 2)
     assert (router.counters.repaired, router.counters.applied) == (1, 0)
 

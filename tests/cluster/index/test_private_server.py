@@ -56,6 +56,11 @@ def test_starts_answers_and_stops_without_a_trace(scratch: Path) -> None:
         _ = server.url
 
 
+def test_more_arguments_reach_the_server() -> None:
+    with PrivateRedis(arguments=["--maxclients", "77"]) as server:
+        assert b"\r\n77\r\n" in ask(server.port, b"CONFIG GET maxclients")
+
+
 def test_two_servers_are_apart_and_stop_is_idempotent() -> None:
     with PrivateRedis() as first, PrivateRedis() as second:
         ask(first.port, b"SET k v")

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import random
 import time
-from collections.abc import AsyncIterator, Callable
+import zlib
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
 
 import msgpack
 import pytest
@@ -16,10 +19,11 @@ from cluster.config import IndexConfig
 from cluster.core.events import CacheEvent, CacheEventKind
 from cluster.core.hashing import ChunkHash
 from cluster.core.replica import Epoch, ReplicaInfo, ReplicaLoad, WorkerId
-from cluster.index.base import MAX_CHUNKS_PER_ENTRY, IndexUnavailable, StreamPosition
+from cluster.index.base import MAX_CHUNKS_PER_ENTRY, Fenced, IndexUnavailable, StreamPosition
 from cluster.index.keys import IndexKeys
 from cluster.index.private_server import PrivateRedis
 from cluster.index.redis_client import connect
+from cluster.index.redis_link import PinnedScripts, RedisLink
 from cluster.index.redis_reader import RedisReader
 from cluster.index.redis_writer import GRACE_TTLS, RedisWriter
 from cluster.index.wire import (
@@ -37,6 +41,10 @@ A = WorkerId("a")
 CLEARED = CacheEvent(CacheEventKind.CLEARED)
 MakeInfo = Callable[..., ReplicaInfo]
 Chain = Callable[..., list[ChunkHash]]
+
+
+def checked(body: bytes) -> bytes:
+    return zlib.crc32(body).to_bytes(4, "little") + body
 
 
 def stored(*chunks: ChunkHash) -> CacheEvent:
@@ -97,6 +105,84 @@ def test_no_msgpack_makes_a_decoder_raise_anything_else(value: object) -> None:
             continue
 
 
+_hashes = st.lists(st.binary(min_size=16, max_size=16).map(ChunkHash), max_size=6).map(tuple)
+_events = st.lists(st.builds(CacheEvent, st.sampled_from(CacheEventKind), _hashes), max_size=4)
+_mutations = st.lists(
+    st.tuples(st.sampled_from(["flip", "drop", "insert", "cut", "double"]), st.floats(0, 1), st.integers(0, 255)),
+    min_size=1,
+    max_size=4,
+)
+
+
+def mutated(payload: bytes, mutations: list[tuple[str, float, int]]) -> bytes:
+    changed = bytearray(payload)
+    for kind, where, value in mutations:
+        at = int(where * len(changed))
+        if kind == "flip" and changed:
+            changed[min(at, len(changed) - 1)] ^= value
+        elif kind == "drop":
+            del changed[at : at + 1]
+        elif kind == "insert":
+            changed.insert(at, value)
+        elif kind == "cut":
+            del changed[at:]
+        elif kind == "double":
+            changed += changed[at:]
+    return bytes(changed)
+
+
+@given(events=_events, seq=st.integers(0, 2**63 - 1), mutations=_mutations)
+def test_a_mutated_entry_is_refused_or_is_still_the_same(
+    events: list[CacheEvent], seq: int, mutations: list[tuple[str, float, int]]
+) -> None:
+    payload = encode_entry(A, Epoch(2**50), seq, events)
+    changed = mutated(payload, mutations)
+    try:
+        entry = decode_entry(changed)
+    except BadPayload:
+        assert changed != payload
+    else:
+        assert changed == payload
+        assert (entry.seq, entry.events) == (seq, tuple(events))
+
+
+@given(events=_events, mutations=_mutations)
+def test_a_mutated_entry_with_a_right_checksum_raises_nothing_else(
+    events: list[CacheEvent], mutations: list[tuple[str, float, int]]
+) -> None:
+    """The strict parsing behind the checksum: what it lets through is within every bound."""
+    body = encode_entry(A, Epoch(2**50), 3, events)[4:]
+    try:
+        entry = decode_entry(checked(mutated(body, mutations)))
+    except BadPayload:
+        return
+    assert 0 <= entry.seq < 2**63
+    assert 0 <= entry.epoch < 2**63
+    assert all(len(chunk) == 16 for event in entry.events for chunk in event.chunk_hashes)
+
+
+@given(mutations=_mutations, load=st.integers(0, 2**40))
+def test_mutated_registrations_and_heartbeats_raise_nothing_else(
+    mutations: list[tuple[str, float, int]], load: int
+) -> None:
+    info = ReplicaInfo(
+        worker_id=A,
+        route_digest="d",
+        kv_fingerprint="f",
+        block_size=16,
+        chunk_tokens=64,
+        num_blocks=8,
+        max_model_len=512,
+        model="m",
+    )
+    beat = encode_heartbeat(Epoch(2**50), ReplicaLoad(waiting=load, uncached_tokens={"r": load}, step_time_s=0.5))
+    for payload, decode in ((encode_info(info), decode_info), (beat, decode_heartbeat)):
+        try:
+            decode(mutated(payload, mutations))
+        except BadPayload:
+            continue
+
+
 @pytest.mark.parametrize(
     "entry",
     [
@@ -116,7 +202,7 @@ def test_no_msgpack_makes_a_decoder_raise_anything_else(value: object) -> None:
 )
 def test_a_malformed_entry_is_refused(entry: object) -> None:
     with pytest.raises(BadPayload):
-        decode_entry(msgpack.packb(entry))
+        decode_entry(checked(msgpack.packb(entry)))
 
 
 def test_an_oversized_payload_is_refused_unparsed() -> None:
@@ -168,7 +254,7 @@ async def test_bad_bytes_in_redis_are_counted_and_skipped(
     await client.sadd(keys.chunks(A), b"short")
     assert list(await redis_reader.workers()) == [A]
     assert await redis_reader.heartbeats([A]) == {}
-    assert await redis_reader.snapshot(A) is None
+    assert len(await redis_reader.snapshot(A) or ()) == 0  # without the member that is no hash
     assert redis_reader.bad_payloads == 7
 
 
@@ -181,6 +267,59 @@ async def test_epochs_rise_even_when_the_servers_clock_goes_back(
     assert await redis_writer.register(make_info("a")) == ahead + 1
     await redis_writer.deregister(A, Epoch(ahead + 1))
     assert await redis_writer.register(make_info("a")) == ahead + 2
+
+
+@pytest.mark.redis
+async def test_a_workers_epochs_rise_on_a_server_that_never_heard_of_the_last_one(
+    redis_writer: RedisWriter, client: Redis, keys: IndexKeys, make_info: MakeInfo
+) -> None:
+    first = await redis_writer.register(make_info("a"))
+    await client.delete(keys.epoch)
+    ahead = Epoch(first + 10**9)
+    assert await redis_writer.register(make_info("a"), ahead) == ahead + 1
+
+
+@pytest.mark.redis
+async def test_a_heartbeat_tells_a_server_that_lost_entries(redis_writer: RedisWriter, make_info: MakeInfo) -> None:
+    """A replica that lags took over, and the worker has nothing to publish: its beat finds out."""
+    epoch = await redis_writer.register(make_info("a"))
+    await redis_writer.publish(A, epoch, 1, [CLEARED])
+    await redis_writer.heartbeat(A, epoch, ReplicaLoad(), 1)
+    with pytest.raises(Fenced):
+        await redis_writer.heartbeat(A, epoch, ReplicaLoad(), 2)
+
+
+@pytest.mark.redis
+async def test_a_snapshot_ends_when_its_connection_or_its_life_does(
+    redis_writer: RedisWriter,
+    redis_reader: RedisReader,
+    client: Redis,
+    make_info: MakeInfo,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A cursor must not be taken to another server or another life."""
+    epoch = await redis_writer.register(make_info("a"))
+    for seq in range(1, 9):
+        chunks = [ChunkHash((1000 * seq + n).to_bytes(16, "big")) for n in range(1000)]
+        await redis_writer.publish(A, epoch, seq, [stored(*chunks)])
+    run, pages = PinnedScripts.run, 0
+    after_first_page: list[Callable[[], Awaitable[object]]] = []
+
+    async def counted(self: PinnedScripts, script: str, keys: Any, args: Any = ()) -> Any:
+        nonlocal pages
+        answer = await run(self, script, keys, args)
+        pages += 1
+        if after_first_page:
+            await after_first_page.pop()()
+        return answer
+
+    monkeypatch.setattr(PinnedScripts, "run", counted)
+    after_first_page.append(lambda: client.client_kill_filter(_type="normal", skipme=True))
+    with pytest.raises(IndexUnavailable):
+        await redis_reader.snapshot(A)
+    after_first_page.append(lambda: redis_writer.register(make_info("a")))
+    assert await redis_reader.snapshot(A) is None
+    assert pages == 3
 
 
 @pytest.mark.redis
@@ -209,7 +348,7 @@ async def test_the_stream_is_trimmed(
     redis_server: PrivateRedis, client: Redis, index_config: IndexConfig, keys: IndexKeys, make_info: MakeInfo
 ) -> None:
     config = index_config.model_copy(update={"stream_max_entries": 200})
-    writer = RedisWriter(connect(redis_server.url, 1.0), keys, config)
+    writer = RedisWriter(RedisLink(redis_server.url, 1.0), keys, config)
     epoch = await writer.register(make_info("a"))
     for seq in range(1, 601):
         await writer.publish(A, epoch, seq, [CLEARED])
@@ -217,8 +356,45 @@ async def test_the_stream_is_trimmed(
     await writer.close()
 
 
+def change(held: set[ChunkHash], event: CacheEvent) -> None:
+    if event.kind is CacheEventKind.STORED:
+        held.update(event.chunk_hashes)
+    elif event.kind is CacheEventKind.REMOVED:
+        held.difference_update(event.chunk_hashes)
+    else:
+        held.clear()
+
+
+class PublishedTruth:
+    """What was published in one life, and what was held after each entry."""
+
+    def __init__(self, writer: RedisWriter, epoch: Epoch) -> None:
+        self.writer, self.epoch, self.seq = writer, epoch, 0
+        self.rng = random.Random(5)
+        self.held: set[ChunkHash] = set()
+        self.events: dict[int, CacheEvent] = {}
+        self.after: dict[int, frozenset[ChunkHash]] = {}
+
+    async def publish(self, event: CacheEvent) -> None:
+        await self.writer.publish(A, self.epoch, self.seq + 1, [event])
+        change(self.held, event)
+        self.seq += 1
+        self.events[self.seq], self.after[self.seq] = event, frozenset(self.held)
+
+    async def change_for_ever(self) -> None:
+        while True:
+            kind = self.rng.random()
+            if kind < 0.48 or len(self.held) < 10_000:
+                await self.publish(stored(*(ChunkHash(self.rng.randbytes(16)) for _ in range(500))))
+            elif kind < 0.96:
+                some = tuple(self.rng.sample(sorted(self.held), 500))
+                await self.publish(CacheEvent(CacheEventKind.REMOVED, some))
+            else:
+                await self.publish(CLEARED)
+
+
 @pytest.mark.redis
-async def test_a_snapshot_taken_while_others_publish_is_of_one_instant(
+async def test_a_small_snapshot_is_of_one_instant(
     redis_writer: RedisWriter, redis_reader: RedisReader, make_info: MakeInfo, chain: Chain
 ) -> None:
     chunks = chain(200)
@@ -229,14 +405,41 @@ async def test_a_snapshot_taken_while_others_publish_is_of_one_instant(
             await redis_writer.publish(A, epoch, seq, [stored(chunk)])
 
     publishing = asyncio.create_task(publish())
-    sizes = []
+    seqs = []
     while not publishing.done():
         snapshot = await redis_reader.snapshot(A)
         assert snapshot is not None
+        assert snapshot.settled == snapshot.seq
         assert {chunk for batch in snapshot.batches() for chunk in batch} == set(chunks[: snapshot.seq])
-        sizes.append(snapshot.seq)
+        seqs.append(snapshot.seq)
     await publishing
-    assert len(set(sizes)) > 5
+    assert len(set(seqs)) > 5
+
+
+@pytest.mark.redis
+async def test_a_paged_snapshot_is_exact_once_the_entries_up_to_settled_are_applied(
+    redis_writer: RedisWriter, redis_reader: RedisReader, make_info: MakeInfo
+) -> None:
+    """Scenarios 17 and 19: the set changes and its table is rebuilt while its pages are read."""
+    truth = PublishedTruth(redis_writer, await redis_writer.register(make_info("a")))
+    for _ in range(40):
+        await truth.publish(stored(*(ChunkHash(truth.rng.randbytes(16)) for _ in range(1000))))
+    changing = asyncio.create_task(truth.change_for_ever())
+    paged = 0
+    try:
+        for _ in range(12):
+            snapshot = await redis_reader.snapshot(A)
+            assert snapshot is not None
+            found = {chunk for batch in snapshot.batches() for chunk in batch}
+            while truth.seq < snapshot.settled:  # the server has it, but the answer is still on its way here
+                await asyncio.sleep(0)
+            for seq in range(snapshot.seq + 1, snapshot.settled + 1):
+                change(found, truth.events[seq])
+            assert found == truth.after[snapshot.settled]
+            paged += snapshot.settled > snapshot.seq
+    finally:
+        changing.cancel()
+    assert paged >= 6
 
 
 @pytest.mark.redis
