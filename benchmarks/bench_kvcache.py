@@ -29,7 +29,7 @@ from dataclasses import dataclass
 from cluster.core.hashing import RouteScheme, hash_prompt, root_hash
 from cluster.core.request import GenerationRequest
 from cluster.core.sampling import SamplingParams
-from worker.engine_loop import calm_garbage_collector
+from cluster.garbage_collection import calm_garbage_collector
 from worker.kvcache.block_manager import BlockManager
 from worker.kvcache.block_pool import BlockPool
 from worker.kvcache.chunk_hash_cache import ChunkHashCache

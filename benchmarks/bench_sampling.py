@@ -29,12 +29,12 @@ from cluster.config import CacheConfig, EngineConfig
 from cluster.core.constraint import Constraint
 from cluster.core.request import GenerationRequest
 from cluster.core.sampling import SamplingParams
+from cluster.garbage_collection import calm_garbage_collector
 from cluster.model_source import resolve_model
 from cluster.tokenizer import Tokenizer
 from worker.batch import ScheduledSeq
 from worker.engine import Engine
 from worker.engine_factory import build_engine
-from worker.engine_loop import calm_garbage_collector
 from worker.frame import EngineCommand
 from worker.grammar.compiler import GrammarCompiler
 from worker.grammar.grammar_state import GrammarState

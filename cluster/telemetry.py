@@ -17,7 +17,8 @@ def configure_logging(role: str, level: int = logging.INFO) -> None:
         logger = logging.getLogger(name)
         logger.setLevel(level)
         if not logger.handlers:
-            handler = logging.StreamHandler(sys.stderr)
+            # Not sys.stderr: in a replica that is Serve's own logger, which shows nothing and buffers a thousand lines.
+            handler = logging.StreamHandler(sys.__stderr__)
             handler.setFormatter(logging.Formatter(f"%(asctime)s %(levelname)s kvray {role}: %(message)s"))
             logger.addHandler(handler)
             logger.propagate = False

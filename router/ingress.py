@@ -22,6 +22,7 @@ from ray.serve.handle import DeploymentHandle
 
 from cluster.config import ClusterConfig
 from cluster.core.hashing import RouteScheme
+from cluster.garbage_collection import calm_garbage_collector
 from cluster.index.follower import IndexFollower
 from cluster.index.instrumented import InstrumentedIndex
 from cluster.index.memory import MemoryIndex
@@ -64,6 +65,7 @@ class Ingress:
         scheme = route_scheme(model_dir, tokenizer, self._config.engine.cache.chunk_tokens)
         self._state = self._build_state(scheme)
         routing_state.install(state_name, self._state)
+        calm_garbage_collector()  # now: the snapshots to come shall not have it walk through all that was imported
         await self._state.follower.start()
         if not await self._state.follower.wait_ready(READY_TIMEOUT_S):
             logger.warning("the index is not readable yet: routing by load until it is")

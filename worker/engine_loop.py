@@ -10,7 +10,6 @@ check. One frame per round.
 
 from __future__ import annotations
 
-import gc
 import logging
 from collections.abc import Callable, Sequence
 from typing import Protocol
@@ -33,17 +32,6 @@ class CommandSource(Protocol):
 
     def wake(self) -> None:
         """From any thread: a `drain` that waits, now or next, returns."""
-
-
-def calm_garbage_collector() -> None:
-    """For a process whose one job is the loop: a step makes hundreds of short-lived objects and no cycles.
-
-    What is loaded is never looked at again, and the rest is looked at rarely; by default the collector walks every live
-    sequence several times a second, which costs as much as the bookkeeping itself (benchmarks/RESULTS.md).
-    """
-    gc.collect()
-    gc.freeze()
-    gc.set_threshold(50_000, 20, 100)
 
 
 def run_engine_loop(

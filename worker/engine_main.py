@@ -18,9 +18,10 @@ from collections.abc import Callable
 from cluster.config import EngineConfig
 from cluster.core.errors import ConfigError, KvrayError
 from cluster.core.replica import ReplicaLoad
+from cluster.garbage_collection import calm_garbage_collector
 from cluster.telemetry import configure_logging
 from worker.engine_factory import build_engine
-from worker.engine_loop import calm_garbage_collector, run_engine_loop
+from worker.engine_loop import run_engine_loop
 from worker.engine_wire import MessageSocket
 from worker.frame import EngineFrame
 from worker.socket_commands import SocketCommands

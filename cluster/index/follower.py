@@ -148,9 +148,8 @@ class IndexFollower:
         outage the stream is read on from the old place; what is gone from it will show as missing."""
         if self._position is None:
             self._position = await self._reader.stream_position()
-        # After an outage workers need a moment to beat again (and to register again, if Redis came back empty).
-        grace_s = self._config.heartbeat_ttl_s if self._polled else 0.0
-        self._absence_counts_from = self._clock() + grace_s
+        if self._polled:
+            self._let_workers_return()
         await self._poll()
         if not self._reachable:
             logger.info("following the index: %d workers", len(self.workers))
@@ -187,11 +186,11 @@ class IndexFollower:
             # Another epoch in the beat: it registered between the two reads. The next poll sees both.
             if beat is not None and beat.epoch == registration.epoch and not self._is_dead(worker_id, beat.epoch):
                 self._see(worker_id, registration, beat)
+        await self._read_clock_and_end()
         if self._clock() >= self._absence_counts_from:
             for worker_id in [worker_id for worker_id in self.workers if worker_id not in beats]:
                 logger.info("worker %s has no heartbeat any more: dropped from the index", worker_id)
                 self._forget(worker_id)
-        await self._read_clock_and_end()
         self.counters.bad = self._reader.bad_payloads
         self._polled = True
         self._note_ready()
@@ -205,10 +204,15 @@ class IndexFollower:
         end = await self._reader.stream_position()
         if self._position is None or end < self._position:
             self._position, self._due_at = end, None  # a flush, or a failover to one that lagged: entries are gone
+            self._let_workers_return()
         if self._due_at is None:
             self._due_at = end
             for life in self._lives.values():
                 life.due = life.promised
+
+    def _let_workers_return(self) -> None:
+        """After an outage or a flush they need a moment to beat again, or to register again."""
+        self._absence_counts_from = self._clock() + self._config.heartbeat_ttl_s
 
     async def _sweep(self) -> None:
         while self._index.sweep(RECORDS_PER_SLICE):

@@ -120,6 +120,29 @@ def test_states_from_cold_over_following_to_unreachable_and_back(
     assert world.follower.workers[A].in_step  # routed to as before
 
 
+def test_workers_stay_known_while_they_register_again_after_a_flush(
+    world: World, make_info: MakeInfo, chain: Chain
+) -> None:
+    """No connection breaks, so nothing but the stream's end tells the router. Who died meanwhile goes after one TTL."""
+    prompt = chain(20)
+    alive, dead = world.worker(make_info("a"), *prompt), world.worker(make_info("b"), *prompt)
+    world.run(world.follower.start())
+    world.wait(5)
+    before = alive.epoch
+    world.store.load()
+    world.reporters.remove(dead)
+    world.run(dead.close())
+    for _ in range(200):
+        world.wait(0.01)
+        assert world.state == FollowerState.FOLLOWING
+        assert world.follower.workers.keys() == {A, B}
+    assert alive.epoch == world.follower.workers[A].epoch != before
+    assert world.index.overlaps(prompt) == {A: 20, B: 20}
+    world.wait(CONFIG.heartbeat_ttl_s)
+    assert world.follower.workers.keys() == {A}
+    assert world.index.overlaps(prompt) == {A: 20}
+
+
 def test_stale_while_a_repair_takes_too_long_and_only_that_worker_loses_its_credit(
     world: World, make_info: MakeInfo, chain: Chain
 ) -> None:
