@@ -182,7 +182,9 @@ class IndexFollower:
         beats = await self._reader.heartbeats(registrations.keys())
         self._dead = {worker_id: epoch for worker_id, epoch in self._dead.items() if worker_id in registrations}
         for worker_id, registration in registrations.items():
-            beat = beats.get(worker_id)
+            beat, known = beats.get(worker_id), self.workers.get(worker_id)
+            if known is not None and _registered_again(known, registration):
+                self._let_workers_return()
             # Another epoch in the beat: it registered between the two reads. The next poll sees both.
             if beat is not None and beat.epoch == registration.epoch and not self._is_dead(worker_id, beat.epoch):
                 self._see(worker_id, registration, beat)
@@ -211,7 +213,8 @@ class IndexFollower:
                 life.due = life.promised
 
     def _let_workers_return(self) -> None:
-        """After an outage or a flush they need a moment to beat again, or to register again."""
+        """After an outage or a flush they need a moment to beat again, or to register again. A flush shows in a stream
+        that ends earlier than before or, once there are new entries, in a process that has registered again."""
         self._absence_counts_from = self._clock() + self._config.heartbeat_ttl_s
 
     async def _sweep(self) -> None:
@@ -337,3 +340,9 @@ class IndexFollower:
         self._lives.pop(worker_id, None)
         self._index.drop_worker(worker_id)
         self._note_ready()
+
+
+def _registered_again(known: KnownWorker, registration: Registration) -> bool:
+    """The same process: the index had lost it."""
+    incarnation = registration.info.incarnation
+    return registration.epoch > known.epoch and incarnation != "" and incarnation == known.info.incarnation

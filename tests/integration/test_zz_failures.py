@@ -12,37 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from process_tree import command_of, descendants, parent_of
 
 from cluster.rpc import inference_pb2 as pb
 
 pytestmark = [pytest.mark.cluster, pytest.mark.model, pytest.mark.timeout(300)]
-
-
-def parent_of(pid: int) -> int:
-    return int(Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[1])
-
-
-def command_of(pid: int) -> str:
-    try:
-        return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode()
-    except OSError:
-        return ""
-
-
-def descendants(pid: int) -> list[int]:
-    children: dict[int, list[int]] = {}
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            try:
-                children.setdefault(parent_of(int(entry.name)), []).append(int(entry.name))
-            except OSError:
-                continue
-    found, stack = [], [pid]
-    while stack:
-        below = children.get(stack.pop(), [])
-        found += below
-        stack += below
-    return found
 
 
 def engines(cluster: Any) -> list[int]:
@@ -80,8 +54,11 @@ def test_kill_while_idle(cluster: Any, victim: str) -> None:
     after = {r.worker_id for r in cluster.settled(timeout_s=120).replicas}
     assert holder not in after and len(after - before) == 1
     assert len(engines(cluster)) == 2
-    fresh = next(iter(after - before))
+    (fresh,), (survivor,) = after - before, after & before
     assert next(r for r in cluster.status().replicas if r.worker_id == fresh).indexed_chunks == 0
+    reply = ask(cluster, prompt)
+    assert reply.replica == survivor, "the new replica is not credited with what the dead one held"
+    assert reply.usage.cached_tokens > 500
 
 
 def engine_of(cluster: Any, worker_id: str, known: set[str]) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine, Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -120,25 +121,41 @@ def test_states_from_cold_over_following_to_unreachable_and_back(
     assert world.follower.workers[A].in_step  # routed to as before
 
 
+@pytest.mark.parametrize("apart_s", [0.05, 0.15, 0.25, 0.35, 0.45])
 def test_workers_stay_known_while_they_register_again_after_a_flush(
-    world: World, make_info: MakeInfo, chain: Chain
+    world: World, make_info: MakeInfo, chain: Chain, apart_s: float
 ) -> None:
-    """No connection breaks, so nothing but the stream's end tells the router. Who died meanwhile goes after one TTL."""
+    """No connection breaks, and the first worker may have published again before the router looks."""
     prompt = chain(20)
-    alive, dead = world.worker(make_info("a"), *prompt), world.worker(make_info("b"), *prompt)
+    reporters = []
+    for name in ("a", "b"):
+        reporters.append(world.worker(replace(make_info(name), incarnation=name), *prompt))
+        world.wait(apart_s)
     world.run(world.follower.start())
     world.wait(5)
-    before = alive.epoch
+    before = [reporter.epoch for reporter in reporters]
+    for _ in range(5):
+        world.store.load()
+        for _ in range(53):
+            world.wait(0.02)
+            assert world.state == FollowerState.FOLLOWING
+            assert world.follower.workers.keys() == {A, B}
+        assert world.index.overlaps(prompt) == {A: 20, B: 20}
+    assert all(reporter.registrations == 6 for reporter in reporters)
+    assert [reporter.epoch for reporter in reporters] == [world.follower.workers[w].epoch for w in (A, B)] != before
+
+
+def test_who_dies_at_a_flush_is_dropped_after_one_ttl(world: World, make_info: MakeInfo, chain: Chain) -> None:
+    prompt = chain(20)
+    world.worker(make_info("a"), *prompt)
+    dead = world.worker(make_info("b"), *prompt)
+    world.run(world.follower.start())
+    world.wait(5)
     world.store.load()
-    world.reporters.remove(dead)
     world.run(dead.close())
-    for _ in range(200):
-        world.wait(0.01)
-        assert world.state == FollowerState.FOLLOWING
-        assert world.follower.workers.keys() == {A, B}
-    assert alive.epoch == world.follower.workers[A].epoch != before
-    assert world.index.overlaps(prompt) == {A: 20, B: 20}
-    world.wait(CONFIG.heartbeat_ttl_s)
+    world.wait(CONFIG.heartbeat_ttl_s - CONFIG.heartbeat_s)
+    assert world.follower.workers.keys() == {A, B}
+    world.wait(3 * CONFIG.heartbeat_s)
     assert world.follower.workers.keys() == {A}
     assert world.index.overlaps(prompt) == {A: 20}
 
