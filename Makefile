@@ -7,7 +7,7 @@ HAS_COMPILER := command -v $${CXX:-c++} >/dev/null
 
 # Tests of modules without ray, torch, redis, grpc and processes.
 PURE_TESTS := tests/cluster/core tests/cluster/lab tests/worker/kvcache \
-  $(addprefix tests/router/test_,scoring.py route_ledger.py routing_state.py) \
+  $(addprefix tests/router/test_,scoring.py route_ledger.py routing_state.py reuse_explanation.py reuse_scenarios.py seen_prompts.py ghost_list.py) \
   $(addprefix tests/worker/test_,scheduler.py sequence_group.py beam_search.py cache_scenarios.py cache_reuse.py constrained_requests.py engine_random.py \
     engine_loop.py block_switches.py kv_sizing.py)
 

@@ -1,6 +1,7 @@
 """ChatTemplate: a model's Jinja chat template, rendered the way transformers renders it.
 
-Owns: finding the template in a model directory, the sandboxed environment, and the special tokens it may print.
+Owns: finding the template in a model directory, the sandboxed environment, the special tokens it may print, and where
+in the text each message ended up.
 Does not: tokenise (cluster.tokenizer).
 Invariants: the template sees plain JSON values only and cannot change them; every failure while rendering, and a
 missing template, is `InvalidRequest("messages", ...)`, because other messages (or a text prompt) would work.
@@ -9,6 +10,7 @@ missing template, is `InvalidRequest("messages", ...)`, because other messages (
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
@@ -33,6 +35,9 @@ _SPECIAL_TOKENS = (
     "mask_token",
 )
 
+_MARK = re.compile("\ue000([0-9]+)\ue001")
+_MAX_FRAMES = 256
+
 
 class ChatTemplate:
     """`source` is None for a base model without a template; rendering then explains that."""
@@ -40,6 +45,7 @@ class ChatTemplate:
     def __init__(self, source: str | None, special_tokens: Mapping[str, str]) -> None:
         self.source = source
         self.special_tokens = dict(special_tokens)
+        self._frames: dict[tuple[str, ...], tuple[str, ...]] = {}  # by roles
         try:
             self._template = None if source is None else _environment().from_string(source)
         except jinja2.TemplateError as error:
@@ -56,6 +62,39 @@ class ChatTemplate:
             source = _default_template(config.get("chat_template"))
         return cls(source, _special_tokens(config, read_json(path / "special_tokens_map.json")))
 
+    def message_ends(self, messages: Sequence[Mapping[str, Any]], text: str) -> tuple[int, ...]:
+        """Where in `text`, which `messages` were rendered to, each of them ends; () if that cannot be told.
+
+        What stands before a message's content, such as its role, belongs to it. It can be told when the template puts
+        every content, stripped or as it is, into a frame that depends on the roles alone.
+        """
+        contents = [message.get("content") for message in messages]
+        if any(not isinstance(content, str) for content in contents) or any(len(m) > 2 for m in messages):
+            return ()
+        roles = tuple(str(message.get("role")) for message in messages)
+        frame = self._frames.get(roles)
+        for _ in range(2):
+            if frame is None:
+                frame = self._frame(roles)
+            ends = assemble(frame, [str(content) for content in contents], text)
+            if ends:
+                if len(self._frames) >= _MAX_FRAMES:
+                    self._frames.clear()
+                self._frames[roles] = frame
+                return ends
+            frame = None  # a template may print the time
+        return ()
+
+    def _frame(self, roles: tuple[str, ...]) -> tuple[str, ...]:
+        """What the template puts before, between and after the contents."""
+        marked = [{"role": role, "content": f"\ue000{number}\ue001"} for number, role in enumerate(roles)]
+        try:
+            parts = _MARK.split(self.render(marked))
+        except InvalidRequest:
+            return ()
+        in_order = parts[1::2] == [str(number) for number in range(len(roles))]
+        return tuple(parts[::2]) if in_order else ()
+
     def render(self, messages: Sequence[Mapping[str, Any]]) -> str:
         """The prompt text that asks the model for the next assistant message."""
         if self._template is None:
@@ -68,6 +107,21 @@ class ChatTemplate:
             return self._template.render(messages=plain, add_generation_prompt=True, **self.special_tokens)
         except (jinja2.TemplateError, TypeError, ValueError, LookupError, ArithmeticError) as error:
             raise InvalidRequest("messages", f"the model's chat template refuses these messages: {error}") from error
+
+
+def assemble(frame: Sequence[str], contents: Sequence[str], text: str) -> tuple[int, ...]:
+    """The end of each content in `text`, if that is the frame filled with them; else ()."""
+    if len(frame) != len(contents) + 1:
+        return ()
+    for filling in (contents, [content.strip() for content in contents]):
+        ends, at = [], 0
+        for before, content in zip(frame, filling, strict=False):
+            at += len(before) + len(content)
+            ends.append(at)
+        filled = "".join(part for pair in zip(frame, (*filling, ""), strict=True) for part in pair)
+        if filled == text:
+            return tuple(ends)
+    return ()
 
 
 class _GenerationBlocks(Extension):

@@ -186,11 +186,12 @@ def generate(  # noqa: PLR0913 - one parameter per option
 @app.command()
 def status(
     address: Annotated[str, typer.Option(help="gRPC address of a running cluster")] = "127.0.0.1:9000",
+    misses: Annotated[bool, typer.Option("--misses", help="also show why prompts were not reused")] = False,
 ) -> None:
     """Show the replicas of a running cluster: blocks, hit rate, work."""
     from cluster.status_command import run_status
 
-    run_command(run_status, address)
+    run_command(run_status, address, misses=misses)
 
 
 @app.command()

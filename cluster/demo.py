@@ -1,4 +1,4 @@
-"""`make demo`: serve, send 12 requests that share a system prompt and 4 that do not, and show what the cache did.
+"""`make demo`: serve, send 12 requests with one system prompt and 4 without, and show what the cache did and why.
 
 Owns: the requests, the printed table and the verdict.
 Does not: start processes itself (cluster.launcher) or measure with care (benchmarks do).
@@ -19,6 +19,7 @@ from rich.console import Console
 from cluster.config import ClusterConfig, EngineConfig, ServeConfig
 from cluster.core.errors import KvrayError
 from cluster.launcher import LocalCluster
+from cluster.misses_table import reuse_line, route_lines
 from cluster.progress import resolve_with_progress
 from cluster.ray_environment import free_ports
 from cluster.rpc import inference_pb2, inference_pb2_grpc
@@ -51,6 +52,7 @@ class Answer:
     prompt_tokens: int
     cached_tokens: int
     first_s: float
+    why: inference_pb2.ExplainRouteResponse
 
 
 def main() -> int:
@@ -80,15 +82,21 @@ def ask_all(address: str, console: Console) -> list[Answer]:
         questions.insert(place, (question, False))
     answers = []
     with grpc.insecure_channel(address) as channel:
-        stub = inference_pb2_grpc.InferenceStub(channel)
+        stub, cache = inference_pb2_grpc.InferenceStub(channel), inference_pb2_grpc.CacheStub(channel)
         for question, shared in questions:
             console.print(f"\n> {question}", style="bold", markup=False)
-            answers.append(ask(stub, question, shared, console))
+            answers.append(ask(stub, cache, question, shared, console))
             show(answers[-1], console)
     return answers
 
 
-def ask(stub: inference_pb2_grpc.InferenceStub, question: str, shared: bool, console: Console) -> Answer:
+def ask(
+    stub: inference_pb2_grpc.InferenceStub,
+    cache: inference_pb2_grpc.CacheStub,
+    question: str,
+    shared: bool,
+    console: Console,
+) -> Answer:
     messages = [inference_pb2.ChatMessage(role="user", content=question)]
     if shared:
         messages.insert(0, inference_pb2.ChatMessage(role="system", content=SYSTEM))
@@ -105,17 +113,20 @@ def ask(stub: inference_pb2_grpc.InferenceStub, question: str, shared: bool, con
         last = chunk
     console.print()
     usage = last.usage
-    return Answer(question, shared, text, last.replica, usage.prompt_tokens, usage.cached_tokens, first or 0.0)
+    why = cache.ExplainRoute(inference_pb2.ExplainRouteRequest(request_id=last.request_id), timeout=20)
+    return Answer(question, shared, text, last.replica, usage.prompt_tokens, usage.cached_tokens, first or 0.0, why)
 
 
 def show(answer: Answer, console: Console) -> None:
-    console.print(
-        f"  replica {answer.replica}, {answer.prompt_tokens} prompt tokens, {answer.cached_tokens} cached, "
+    """Where it went, and the reasons: what every replica had to offer, and why no more was reused."""
+    lines = [
+        f"replica {answer.replica}, {answer.prompt_tokens} prompt tokens, {answer.cached_tokens} cached, "
         f"first token after {1000 * answer.first_s:.0f} ms",
-        style="dim",
-        highlight=False,
-        markup=False,
-    )
+        *(f"  {line}" for line in route_lines(answer.why)),
+        reuse_line(answer.why.reuse),
+    ]
+    for line in lines:
+        console.print(f"  {line}", style="dim", highlight=False, markup=False, soft_wrap=True)
 
 
 def summarise(answers: list[Answer], console: Console) -> int:

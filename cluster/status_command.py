@@ -1,6 +1,6 @@
-"""`kvray status`: one table from kvray.v1.Cache.Status.
+"""`kvray status`: tables from kvray.v1.Cache.Status.
 
-Owns: the table.  Does not: know more than the RPC says.
+Owns: the table of replicas.  Does not: know more than the RPC says.
 Invariants: an unreachable cluster is one line and exit code 1.
 """
 
@@ -11,13 +11,16 @@ from rich.console import Console
 from rich.table import Table
 
 from cluster.core.errors import ReplicaLost
+from cluster.misses_table import misses_table
 from cluster.rpc import inference_pb2, inference_pb2_grpc
 
 
-def run_status(address: str) -> int:
+def run_status(address: str, *, misses: bool = False) -> int:
+    """`misses`: also what was not reused, by reason; of the front door that answers."""
     with grpc.insecure_channel(address) as channel:
         try:
-            reply = inference_pb2_grpc.CacheStub(channel).Status(inference_pb2.StatusRequest(), timeout=10)
+            request = inference_pb2.StatusRequest(misses=misses)
+            reply = inference_pb2_grpc.CacheStub(channel).Status(request, timeout=10)
         except grpc.RpcError as error:
             raise ReplicaLost(f"no cluster answers at {address}: {error.details()}") from None
     table = Table(title=", ".join(reply.models), box=None, padding=(0, 2, 0, 0), pad_edge=False)
@@ -32,5 +35,9 @@ def run_status(address: str) -> int:
             str(row.generated_tokens),
             str(row.preemptions),
         )
-    Console().print(table)
+    console = Console()
+    console.print(table)
+    if misses:
+        console.print()
+        console.print(misses_table(reply.reuse), highlight=False)
     return 0

@@ -10,6 +10,7 @@ that is not valid Unicode raises `InvalidRequest`.
 from __future__ import annotations
 
 import json
+from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -81,6 +82,19 @@ class Tokenizer:
         """Ids of a conversation, ending where the assistant's answer begins."""
         return self._encode(self._template.render(messages), field="messages", add_special_tokens=False)
 
+    def encode_chat(self, messages: Sequence[Mapping[str, Any]]) -> tuple[list[int], tuple[int, ...]]:
+        """The same ids, and how many of them there are up to the end of each message; () if the template hides it."""
+        text = self._template.render(messages)
+        encoding = self._encoding(text, field="messages", add_special_tokens=False)
+        ids: list[int] = encoding.ids
+        ends = self._template.message_ends(messages, text)
+
+        def begins_at(token: int) -> int:
+            span = encoding.token_to_chars(token)
+            return 0 if span is None else int(span[0])
+
+        return ids, tuple(bisect_left(range(len(ids)), end, key=begins_at) for end in ends)
+
     def decode(self, token_ids: Sequence[int]) -> str:
         """Text of `token_ids` without control tokens. Bytes that are no valid UTF-8 become U+FFFD."""
         return str(self._backend.decode(list(token_ids), skip_special_tokens=True))
@@ -90,11 +104,14 @@ class Tokenizer:
         return self._token_bytes.of(token_id)
 
     def _encode(self, text: str, *, field: str, add_special_tokens: bool) -> list[int]:
+        return list(self._encoding(text, field=field, add_special_tokens=add_special_tokens).ids)
+
+    def _encoding(self, text: str, *, field: str, add_special_tokens: bool) -> tokenizers.Encoding:
         try:
             text.encode("utf-8")
         except UnicodeEncodeError:
             raise InvalidRequest(field, f"{field} is not valid Unicode: it has an unpaired surrogate") from None
-        return list(self._backend.encode(text, add_special_tokens=add_special_tokens).ids)
+        return self._backend.encode(text, add_special_tokens=add_special_tokens)
 
 
 def _convert_slow(directory: Path) -> tokenizers.Tokenizer:

@@ -18,11 +18,11 @@ import time
 import uuid
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from cluster.core.errors import InvalidRequest, ModelNotFound, RequestTooLong
-from cluster.core.hashing import RouteScheme, hash_prompt, root_hash
+from cluster.core.hashing import RouteScheme, hash_packed, pack_tokens, root_hash
 from cluster.core.replica import WorkerId
 from cluster.core.request import GenerationRequest, TokenDelta
 from cluster.core.sampling import SamplingParams
@@ -31,7 +31,8 @@ from router.answer_events import AnswerEvents
 from router.attempts import Attempts
 from router.deadline import Deadline
 from router.generation import GenerationCall, GenerationEvent
-from router.routing_state import RouteHint
+from router.route_explanation import RouteExplanation
+from router.route_hint import PromptTrail, RouteHint
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,11 +46,19 @@ class _Prepared:
 class Accounting(Protocol):
     """Where a request counts from its first routing on (RoutingState). Both calls are idempotent."""
 
-    def answered(self, request_id: str, cached_tokens: int | None) -> None:
-        """Its first token is here, with what the engine reused; None: it ended before the engine began."""
+    def answered(self, request_id: str, cached_tokens: int | None) -> str | None:
+        """Its first token is here, with what the engine reused; None: it ended before the engine began.
+
+        Returns what the client is told of its prompt's reuse."""
 
     def release(self, request_id: str) -> None:
         """It is over, however it ended."""
+
+    def preview(self, hint: RouteHint) -> RouteExplanation:
+        """Where a request would go now; nothing is booked."""
+
+    def explained(self, request_id: str) -> RouteExplanation | None:
+        """Where one of the latest requests went, by its own id or the client's."""
 
 
 class FrontDoor:
@@ -87,8 +96,7 @@ class FrontDoor:
 
     async def generate(self, call: GenerationCall) -> AsyncGenerator[GenerationEvent, None]:
         deadline = Deadline(call.timeout_s, self._clock)
-        if call.model and call.model != self._model:
-            raise ModelNotFound(f"model {call.model!r} is not served here; served: {self._model}", model=call.model)
+        self._check_model(call)
         sampling = self._sampling(call.sampling)
         limit = self._max_model_len()  # here, not in the thread: it reads state of the event loop
         deadline.left_s()
@@ -104,6 +112,21 @@ class FrontDoor:
         finally:
             self._accounting.release(request.request_id)
 
+    async def explain(self, call: GenerationCall) -> RouteExplanation:
+        """What would happen to the call now; no replica hears of it."""
+        self._check_model(call)
+        sampling, limit = self._sampling(call.sampling), self._max_model_len()
+        prepared = await asyncio.to_thread(self._prepare, call, sampling, limit)
+        return self._accounting.preview(prepared.hint)
+
+    def explained(self, request_id: str) -> RouteExplanation | None:
+        """Where one of the latest requests went."""
+        return self._accounting.explained(request_id)
+
+    def _check_model(self, call: GenerationCall) -> None:
+        if call.model and call.model != self._model:
+            raise ModelNotFound(f"model {call.model!r} is not served here; served: {self._model}", model=call.model)
+
     def _sampling(self, raw: dict[str, Any]) -> SamplingParams:
         values = {name: value for name, value in raw.items() if value is not None}
         for name in ("stop", "stop_token_ids"):
@@ -116,7 +139,7 @@ class FrontDoor:
             raise InvalidRequest("sampling", f"unknown sampling parameter: {error}") from None
 
     def _prepare(self, call: GenerationCall, sampling: SamplingParams, limit: int | None) -> _Prepared:
-        tokens = self._tokens(call)
+        tokens, message_ends = self._tokens(call)
         if not tokens:
             raise InvalidRequest(call.prompt_field, "the prompt is empty: it has no tokens")
         wanted = len(tokens) + (sampling.max_tokens or 1)
@@ -128,9 +151,10 @@ class FrontDoor:
                 limit=limit,
             )
         request_id = uuid.uuid4().hex
-        root = root_hash(self._scheme.with_salt(call.cache_salt))
         reads_cache = sampling.prompt_logprobs is None  # else nobody's cache helps, and the load alone decides
-        hashes = hash_prompt(root, tokens, self._scheme.chunk_tokens) if reads_cache else []
+        hint = RouteHint(request_id=request_id, chunk_hashes=(), prompt_tokens=len(tokens), client_id=call.request_id)
+        if reads_cache:
+            hint = self._hashed(hint, tokens, call.cache_salt, message_ends)
         return _Prepared(
             request=GenerationRequest(
                 request_id=request_id,
@@ -141,35 +165,51 @@ class FrontDoor:
                 constraint=call.constraint,
                 priority=call.priority,
             ),
-            hint=RouteHint(request_id=request_id, chunk_hashes=tuple(hashes), prompt_tokens=len(tokens)),
+            hint=hint,
             # With stop strings every token counts: it may be the one after which the engine need not go on.
             whole=not call.streamed and not sampling.stop,
             echo=(self._tokenizer.decode(tokens) if call.text is None else call.text) if call.echo else None,
         )
 
-    def _tokens(self, call: GenerationCall) -> list[int]:
+    def _hashed(self, hint: RouteHint, tokens: list[int], salt: str, message_ends: tuple[int, ...]) -> RouteHint:
+        size, packed = self._scheme.chunk_tokens, pack_tokens(tokens)
+        root, plain_root = root_hash(self._scheme.with_salt(salt)), root_hash(self._scheme.with_salt(""))
+        hashes = tuple(hash_packed(root, packed, size))
+        trail = PromptTrail(
+            root=root,
+            tokens=packed,
+            plain_root=plain_root,
+            plain_hashes=tuple(hash_packed(plain_root, packed, size)) if salt else hashes,
+            message_ends=message_ends,
+        )
+        return replace(hint, chunk_hashes=hashes, trail=trail)
+
+    def _tokens(self, call: GenerationCall) -> tuple[list[int], tuple[int, ...]]:
+        """The prompt's, and of a chat how many there are up to the end of each message."""
         if call.token_ids is not None:
             size = self._tokenizer.vocab_size
             for token in call.token_ids:
                 if isinstance(token, bool) or not isinstance(token, int) or not 0 <= token < size:
                     raise InvalidRequest(call.prompt_field, f"token ids must be integers from 0 to {size - 1}")
-            return list(call.token_ids)
+            return list(call.token_ids), ()
         if call.messages is not None:
-            return self._tokenizer.apply_chat_template(call.messages)
+            return self._tokenizer.encode_chat(call.messages)
         if call.text is None:
             raise InvalidRequest(call.prompt_field, "a prompt is required: text, token ids or chat messages")
-        return self._tokenizer.encode(call.text, field=call.prompt_field)
+        return self._tokenizer.encode(call.text, field=call.prompt_field), ()
 
     async def _events(
         self, prepared: _Prepared, deltas: AsyncIterator[tuple[WorkerId, TokenDelta]]
     ) -> AsyncGenerator[GenerationEvent, None]:
         answers, first = AnswerEvents(self._tokenizer, prepared.request, prepared.echo), True
+        route: str | None = None
         async for worker_id, delta in deltas:
             if first:
                 first = False
-                self._accounting.answered(prepared.request.request_id, delta.cached_tokens)
+                route = self._accounting.answered(prepared.request.request_id, delta.cached_tokens)
             event = answers.event(worker_id, delta)
             if event is not None:
-                yield event
+                yield event if route is None else replace(event, route=route)
+                route = None
                 if answers.done:
                     return

@@ -15,6 +15,9 @@ from typing import Any, NamedTuple, Protocol
 from cluster.core.constraint import Constraint
 from cluster.core.replica import Epoch, ReplicaInfo, ReplicaLoad, WorkerId
 from cluster.core.request import FinishReason
+from router.reuse_counters import ReuseCounters
+
+ROUTE_HEADER = "x-kvray-route"  # in HTTP headers and in gRPC trailing metadata
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,12 +29,14 @@ class GenerationCall:
     max_tokens None: the endpoint's default (16 for completions, the rest of the model length for chat and gRPC).
     priority: lower numbers run first.  timeout_s: seconds from now after which the client wants no answer any more.
     streamed: the client reads piece by piece; else events may come in larger pieces.
+    request_id: the client's own name for it, "" for none.
     echo: every choice begins with the prompt's text; so do its log probabilities, where the prompt's are asked for.
     sampling: keyword arguments of SamplingParams (seed may be absent: drawn).
     constraint: what every answer must look like.
     """
 
     model: str = ""
+    request_id: str = ""
     text: str | None = None
     token_ids: Sequence[int] | None = None
     messages: Sequence[dict[str, Any]] | None = None
@@ -77,6 +82,7 @@ class GenerationEvent:
 
     index: which choice.  score: of a finished beam.  logprobs: of the new tokens, where they were asked for;
     `text_offsets` says where each token's text begins.  prompt_logprobs: of all prompt tokens, once per call.
+    route: on the first event of a call, how much of the prompt was reused and why not more, in short.
     """
 
     text: str
@@ -89,6 +95,7 @@ class GenerationEvent:
     logprobs: tuple[LogprobEntry, ...] | None = None
     text_offsets: tuple[int, ...] = ()
     prompt_logprobs: tuple[LogprobEntry, ...] | None = None
+    route: str | None = None
 
 
 class Generator(Protocol):
@@ -113,6 +120,9 @@ class ReplicaStatus:
 
 class StatusSource(Protocol):
     def replicas(self) -> Sequence[ReplicaStatus]: ...
+
+    def misses(self) -> ReuseCounters:
+        """What was reused of all prompts so far, and for which reasons not more."""
 
     def ready(self) -> bool:
         """At least one live replica is registered and the index snapshot is in."""

@@ -19,10 +19,12 @@ from typing import Protocol, cast, runtime_checkable
 import grpc
 from grpc_health.v1 import health_pb2
 
-from cluster.core.errors import KvrayError
+from cluster.core.errors import InvalidRequest, KvrayError, UnknownRequest
 from cluster.rpc import inference_pb2 as pb
 from router import grpc_convert
-from router.generation import GenerationCall, GenerationEvent, Generator, StatusSource
+from router.generation import ROUTE_HEADER, GenerationCall, GenerationEvent, Generator, StatusSource
+from router.grpc_explanation import explanation_from
+from router.route_explanation import RouteExplainer
 from router.status import describe
 
 _SERVICES = ("", "kvray.v1.Inference", "kvray.v1.Cache")
@@ -49,11 +51,18 @@ class GrpcApi:
     """One front door's gRPC methods. Stateless apart from its collaborators."""
 
     def __init__(
-        self, generator: Generator, status: StatusSource, models: Sequence[str], *, watch_interval_s: float = 1.0
+        self,
+        generator: Generator,
+        status: StatusSource,
+        models: Sequence[str],
+        *,
+        explainer: RouteExplainer,
+        watch_interval_s: float = 1.0,
     ) -> None:
         self._generator = generator
         self._status = status
         self._models = tuple(models)
+        self._explainer = explainer
         self._watch_interval_s = watch_interval_s
 
     async def generate(
@@ -62,25 +71,45 @@ class GrpcApi:
         """Inference.Generate."""
         request_id = _request_id(context)
         try:
-            async with aclosing(self._events(request, context)) as events:
+            async with aclosing(self._events(request, context, request_id)) as events:
                 async for event in events:
+                    _tell_route(context, event)
                     yield grpc_convert.chunk_from(event, request_id)
         except Exception as error:
             raise _failed(context, error) from None
 
     async def generate_once(self, request: pb.GenerateRequest, context: RpcContext) -> pb.GenerateResponse:
         """Inference.GenerateOnce."""
+        request_id = _request_id(context)
         try:
-            async with aclosing(self._events(request, context, streamed=False)) as events:
+            async with aclosing(self._events(request, context, request_id, streamed=False)) as events:
                 collected = [event async for event in events]
-            return grpc_convert.response_from(collected, _request_id(context))
+            _tell_route(context, collected[0])
+            return grpc_convert.response_from(collected, request_id)
         except Exception as error:
             raise _failed(context, error) from None
 
     async def status(self, request: pb.StatusRequest, context: RpcContext) -> pb.StatusResponse:
         """Cache.Status."""
         try:
-            return grpc_convert.status_from(self._models, self._status.replicas(), ready=self._status.ready())
+            misses = self._status.misses() if request.misses else None
+            rows, ready = self._status.replicas(), self._status.ready()
+            return grpc_convert.status_from(self._models, rows, ready=ready, misses=misses)
+        except Exception as error:
+            raise _failed(context, error) from None
+
+    async def explain_route(self, request: pb.ExplainRouteRequest, context: RpcContext) -> pb.ExplainRouteResponse:
+        """Cache.ExplainRoute."""
+        try:
+            if request.WhichOneof("of") == "request":
+                call = grpc_convert.call_from(request.request, None)
+                return explanation_from(await self._explainer.explain(call))
+            if not request.request_id:
+                raise InvalidRequest("request_id", "set request_id, or request for a dry run")
+            known = self._explainer.explained(request.request_id)
+            if known is None:
+                raise UnknownRequest("no request of this id is among the latest ones of this front door")
+            return explanation_from(known)
         except Exception as error:
             raise _failed(context, error) from None
 
@@ -120,10 +149,16 @@ class GrpcApi:
         return kinds(status=kinds.SERVING if self._status.ready() else kinds.NOT_SERVING)
 
     def _events(
-        self, request: pb.GenerateRequest, context: RpcContext, *, streamed: bool = True
+        self, request: pb.GenerateRequest, context: RpcContext, request_id: str, *, streamed: bool = True
     ) -> AsyncGenerator[GenerationEvent, None]:
-        call: GenerationCall = replace(grpc_convert.call_from(request, _left_s(context)), streamed=streamed)
+        call: GenerationCall = grpc_convert.call_from(request, _left_s(context))
+        call = replace(call, streamed=streamed, request_id=request_id)
         return cast("AsyncGenerator[GenerationEvent, None]", self._generator.generate(call))
+
+
+def _tell_route(context: RpcContext, event: GenerationEvent) -> None:
+    if event.route is not None:
+        context.set_trailing_metadata([(ROUTE_HEADER, event.route)])
 
 
 def _left_s(context: RpcContext) -> float | None:

@@ -1,6 +1,6 @@
 """Between protobuf messages and the front door's own values.
 
-Owns: every read and write of a pb2 field.
+Owns: every read and write of a pb2 field, but for explanations (router.grpc_explanation).
 Does not: validate sampling values (SamplingParams) or run anything.
 Invariants: an absent optional field never reaches `GenerationCall.sampling`, so the service's defaults apply;
 exactly one prompt form is set, else `InvalidRequest`.
@@ -17,6 +17,8 @@ from cluster.core.request import FinishReason
 from cluster.rpc import inference_pb2 as pb
 from router.deadline import checked_timeout
 from router.generation import GenerationCall, GenerationEvent, LogprobEntry, ReplicaStatus, Usage
+from router.grpc_explanation import totals_from
+from router.reuse_counters import ReuseCounters
 
 _OPTIONAL_SAMPLING = (
     *("temperature", "top_k", "top_p", "seed", "max_tokens", "ignore_eos"),
@@ -176,9 +178,16 @@ def _logprobs(entries: Sequence[LogprobEntry] | None) -> list[pb.TokenLogprob]:
     ]
 
 
-def status_from(models: Iterable[str], replicas: Iterable[ReplicaStatus], *, ready: bool) -> pb.StatusResponse:
+def status_from(
+    models: Iterable[str], replicas: Iterable[ReplicaStatus], *, ready: bool, misses: ReuseCounters | None = None
+) -> pb.StatusResponse:
     """The cluster's state as one message."""
-    return pb.StatusResponse(models=models, ready=ready, replicas=[_replica(replica) for replica in replicas])
+    return pb.StatusResponse(
+        models=models,
+        ready=ready,
+        replicas=[_replica(replica) for replica in replicas],
+        reuse=None if misses is None else totals_from(misses),
+    )
 
 
 def _replica(replica: ReplicaStatus) -> pb.ReplicaStatus:

@@ -24,7 +24,7 @@ from starlette.responses import Response
 
 from cluster.core.errors import InvalidRequest, KvrayError, ModelNotFound, RequestCancelled
 from router.chunk_writer import ChunkWriter
-from router.generation import GenerationCall, GenerationEvent, Generator, StatusSource
+from router.generation import ROUTE_HEADER, GenerationCall, GenerationEvent, Generator, StatusSource
 from router.http_replies import CHAT, COMPLETION, Reply, ReplyShape
 from router.http_schema import ChatBody, CompletionBody, parse
 from router.sse import EventStream, frame, until_disconnect
@@ -93,12 +93,13 @@ async def _answer(
         call, services = replace(body.call(), streamed=body.streams), get_services()
         model = call.model or services.generator.models[0]
         reply = Reply(shape, model=model, created=int(clock()), num_choices=call.num_choices)
+        call = replace(call, request_id=reply.id)
         if body.streams:
             return await _stream(request, services.generator, call, reply, include_usage=body.include_usage)
         events = await until_disconnect(request.receive, _collect(services.generator, call))
     except Exception as error:
         return _error(error)
-    return JSONResponse(reply.whole(events), headers=_headers(events[-1]))
+    return JSONResponse(reply.whole(events), headers=_headers(events[-1], events[0].route))
 
 
 async def _collect(generator: Generator, call: GenerationCall) -> list[GenerationEvent]:
@@ -119,7 +120,7 @@ async def _stream(
     frames = _frames(first, events, ChunkWriter(reply, include_usage=include_usage))
     # The generator must have begun, or closing it would not reach its `finally` and the events.
     await anext(frames)
-    return EventStream(frames, headers=_headers(first))
+    return EventStream(frames, headers=_headers(first, first.route))
 
 
 async def _frames(first: GenerationEvent, events: _Events, writer: ChunkWriter) -> AsyncGenerator[bytes, None]:
@@ -156,8 +157,10 @@ async def _read_body(request: Request) -> bytes:
     return bytes(body)
 
 
-def _headers(event: GenerationEvent) -> dict[str, str]:
-    return {"x-kvray-replica": event.replica, "x-kvray-cached-tokens": str(event.usage.cached_tokens)}
+def _headers(event: GenerationEvent, route: str | None) -> dict[str, str]:
+    """`route` is known with an answer's first event, so the headers of a stream have it, too."""
+    headers = {"x-kvray-replica": event.replica, "x-kvray-cached-tokens": str(event.usage.cached_tokens)}
+    return headers if route is None else headers | {ROUTE_HEADER: route}
 
 
 def _error(error: Exception) -> JSONResponse:

@@ -66,6 +66,11 @@ class Reply:
         self._num_choices = num_choices
         self._head: Json = {"id": f"{shape.id_prefix}-{uuid.uuid4().hex}", "created": created, "model": model}
 
+    @property
+    def id(self) -> str:
+        """What the client knows the answer by."""
+        return str(self._head["id"])
+
     def whole(self, events: Sequence[GenerationEvent]) -> Json:
         """The answer in one object."""
         by_index: dict[int, list[GenerationEvent]] = {}

@@ -38,6 +38,7 @@ from router.front_door import FrontDoor
 from router.grpc_api import GrpcApi
 from router.http_api import Services, build_http_app
 from router.parity_watch import ParityWatch
+from router.reuse_watch import ReuseWatch
 from router.route_ledger import RouteLedger
 from router.routing_state import RoutingState
 from router.scoring import create_policy
@@ -79,12 +80,13 @@ class Ingress:
             router_id=self._state.router_id,
             max_model_len=self._state.max_model_len,
         )
-        self._grpc = GrpcApi(front_door, self._state, front_door.models)
+        self._grpc = GrpcApi(front_door, self._state, front_door.models, explainer=front_door)
         process_services.set_services(Services(generator=front_door, status=self._state))
 
     def _build_state(self, scheme: RouteScheme) -> RoutingState:
         router, parity = self._config.router, ParityWatch(time.monotonic)
-        index = InstrumentedIndex(MemoryIndex(), scheme.chunk_tokens, observer=parity)
+        reuse = ReuseWatch(time.monotonic, scheme.chunk_tokens)
+        index = InstrumentedIndex(MemoryIndex(), scheme.chunk_tokens, observer=parity, reuse=reuse)
         assert self._config.index.redis_url is not None, "the launcher always sets redis_url"
         self._reader = RedisReader.open(self._config.index, self._config.index.redis_url, self._config.public_name)
         policy = create_policy(
@@ -102,6 +104,7 @@ class Ingress:
             chunk_tokens=scheme.chunk_tokens,
             speculative=SpeculativeIndex(time.monotonic),
             parity=parity,
+            reuse=reuse,
         )
 
     async def Generate(self, request: Any, grpc_context: Any = None) -> AsyncIterator[Any]:
@@ -114,6 +117,9 @@ class Ingress:
 
     async def Status(self, request: Any, grpc_context: Any = None) -> Any:
         return await self._grpc.status(request, grpc_context)
+
+    async def ExplainRoute(self, request: Any, grpc_context: Any = None) -> Any:
+        return await self._grpc.explain_route(request, grpc_context)
 
     async def Check(self, request: Any, grpc_context: Any = None) -> Any:
         return await self._grpc.health_check(request, grpc_context)

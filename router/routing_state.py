@@ -7,8 +7,8 @@ installs the state of its process; PrefixAwareRouter finds it here.
     answered -> prefilled: no load any more, cached for certain
     release  -> the request is over, however it ended
 
-Owns: gathering candidates (overlap from the index, load from ledger and heartbeats), the last decisions, which
-replicas failed us, and telling ledger, speculation and parity watch the same story.
+Owns: gathering candidates (overlap from the index, load from ledger and heartbeats), which replicas failed us, and
+telling ledger, speculation, parity watch, reuse watch and the log of decisions the same story.
 Does not: talk to Redis (cluster.index.follower), to Ray (prefix_router) or do arithmetic (scoring).
 Invariants: one state per process and deployment; used on one event loop; own requests are counted from the ledger,
 everybody else's from heartbeats, so nothing is counted twice; a replica that is gone keeps no overlap; a request is
@@ -17,6 +17,7 @@ never ahead of itself; nothing is kept of a request after `release`, but what it
 
 from __future__ import annotations
 
+import copy
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -26,26 +27,21 @@ from cluster.core.replica import Epoch, WorkerId
 from cluster.index.base import NO_EPOCH
 from cluster.index.follower import IndexFollower
 from cluster.index.instrumented import InstrumentedIndex
-from cluster.index.known import KnownWorker
+from cluster.index.known import FollowerState, KnownWorker
 from cluster.index.speculative import SpeculativeIndex
+from router.decision_log import DecisionLog, RouteDecision
 from router.generation import ReplicaStatus
 from router.index_status import IndexStatus, WorkerIndexStatus, follower_metrics
 from router.parity_watch import ParityWatch, Promise
 from router.replica_lives import ReplicaLives
+from router.reuse_counters import ReuseCounters
+from router.reuse_watch import ReuseWatch
+from router.route_explanation import RouteExplanation
 from router.route_hint import RouteHint
 from router.route_ledger import RouteLedger
-from router.scoring import Candidate, Policy, Score
+from router.scoring import Candidate, Policy
 
 __all__ = ["NO_EPOCH", "RouteDecision", "RouteHint", "RoutingState", "install", "installed"]
-
-_KEPT_DECISIONS = 256
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RouteDecision:
-    hint: RouteHint
-    ranking: tuple[Score, ...]
-    at: float
 
 
 @dataclass(slots=True, eq=False)
@@ -61,7 +57,7 @@ class _View:
 
 @dataclass(slots=True)
 class RoutingState:
-    """`parity` should be the observer of `index`."""
+    """`parity` and `reuse` should be observers of `index`. `reuse` None: nothing is explained."""
 
     router_id: str
     index: InstrumentedIndex
@@ -72,13 +68,20 @@ class RoutingState:
     speculative: SpeculativeIndex
     parity: ParityWatch
     clock: Callable[[], float] = time.monotonic
-    decisions: deque[RouteDecision] = field(default_factory=lambda: deque(maxlen=_KEPT_DECISIONS))
+    reuse: ReuseWatch | None = None
     lost: set[WorkerId] = field(default_factory=set)
     _lives: ReplicaLives = field(init=False)
     _views: dict[WorkerId, _View] = field(default_factory=dict)
+    _log: DecisionLog = field(init=False)
 
     def __post_init__(self) -> None:
         self._lives = ReplicaLives(self._continued, self.speculative.end_life)
+        self._log = DecisionLog(self.reuse, self.chunk_tokens, self._feed_late, self.clock)
+
+    @property
+    def decisions(self) -> deque[RouteDecision]:
+        """The last ones."""
+        return self._log.decisions
 
     def decide(self, hint: RouteHint, worker_ids: Sequence[WorkerId]) -> list[WorkerId]:
         """Rank the replicas that Serve offers, book the request on the best, and remember why."""
@@ -87,9 +90,26 @@ class RoutingState:
         candidates = [self._candidate(worker_id, hint, held.get(worker_id, 0)) for worker_id in worker_ids]
         ranking = self.policy.rank(hint.prompt_tokens, candidates)
         if ranking:
-            self.decisions.append(RouteDecision(hint=hint, ranking=tuple(ranking), at=self.clock()))
+            self._log.made(hint, ranking, held)
             self._book(hint, ranking[0].candidate, confirmed)
         return [score.candidate.worker_id for score in ranking]
+
+    def preview(self, hint: RouteHint) -> RouteExplanation:
+        """What `decide` would do now, if all known replicas were offered. Books nothing."""
+        _, held = self._overlaps(hint)
+        candidates = [self._candidate(worker_id, hint, held.get(worker_id, 0)) for worker_id in self.follower.workers]
+        policy = copy.deepcopy(self.policy)  # ranking may move its turn, or draw from its chance
+        ranking = policy.rank(hint.prompt_tokens, candidates)
+        return self._log.draft(hint, ranking, held).explanation(dry_run=True)
+
+    def explained(self, request_id: str) -> RouteExplanation | None:
+        """The latest decision on a request, by its own id or the client's, if it is among the last ones."""
+        decision = self._log.find(request_id)
+        return None if decision is None else decision.explanation()
+
+    def misses(self) -> ReuseCounters:
+        """Over all requests that were answered; zeros where nothing is explained."""
+        return ReuseCounters() if self.reuse is None else self.reuse.settled()
 
     def routed(self, hint: RouteHint, worker_id: WorkerId) -> None:
         """Serve dispatched to `worker_id`, perhaps not our first choice: move the booking."""
@@ -97,20 +117,29 @@ class RoutingState:
         if life is not None and life[0] != worker_id:
             self.release(hint.request_id)
             confirmed, held = self._overlaps(hint)
-            self._book(hint, self._candidate(worker_id, hint, held.get(worker_id, 0)), confirmed)
+            candidate = self._candidate(worker_id, hint, held.get(worker_id, 0))
+            self._log.moved(hint, candidate, held)
+            self._book(hint, candidate, confirmed)
 
-    def answered(self, request_id: str, cached_tokens: int | None) -> None:
-        """Its first token is here, with what the engine reused; None: it ended before the engine began."""
+    def answered(self, request_id: str, cached_tokens: int | None) -> str | None:
+        """Its first token is here, with what the engine reused; None: it ended before the engine began.
+
+        Returns what the client is told of its prompt's reuse."""
         self.ledger.prefill_done(request_id)
         self.parity.answered(request_id, cached_tokens)
-        if cached_tokens is not None:
-            self.speculative.prefilled(request_id)
+        if cached_tokens is None:
+            return None
+        self.speculative.prefilled(request_id)
+        explanation = None if self.reuse is None else self.reuse.answered(request_id, cached_tokens)
+        return None if explanation is None else explanation.compact()
 
     def release(self, request_id: str) -> None:
         """It is over, or about to be routed again."""
         self.ledger.release(request_id)
         self.parity.forget(request_id)
         self.speculative.withdraw(request_id)
+        if self.reuse is not None:
+            self.reuse.forget(request_id)
 
     def mark_lost(self, worker_id: WorkerId) -> None:
         """The replica died or its engine did: credit nothing to it until it registers a new life."""
@@ -160,6 +189,7 @@ class RoutingState:
                 **follower_metrics(self.follower.counters),
                 **self.speculative.snapshot(),
                 **self.parity.snapshot(),
+                **({} if self.reuse is None else self.reuse.settled().metrics()),
                 "kvray_index_load_only_workers": sum(not self._has_affinity(known) for known in workers.values()),
             },
         )
@@ -174,6 +204,9 @@ class RoutingState:
     def _has_affinity(self, known: KnownWorker) -> bool:
         """Whether what is said to be held there counts: the one place that decides it. Else it is chosen by load."""
         return known.indexed and known.in_step and self.follower.ready
+
+    def _feed_late(self) -> bool:
+        return self.follower.state is not FollowerState.FOLLOWING
 
     def _overlaps(self, hint: RouteHint) -> tuple[Mapping[WorkerId, int], Mapping[WorkerId, int]]:
         """Chunks by worker: held as its events say, and the larger of those and what it was sent."""

@@ -73,6 +73,7 @@ _TABLE: dict[type[errors.KvrayError], _Row] = {
     ),
     errors.Unauthenticated: _Row(401, grpc.StatusCode.UNAUTHENTICATED, "authentication_error", "invalid_api_key"),
     errors.ModelNotFound: _Row(404, grpc.StatusCode.NOT_FOUND, "invalid_request_error", "model_not_found"),
+    errors.UnknownRequest: _Row(404, grpc.StatusCode.NOT_FOUND, "invalid_request_error", "unknown_request"),
     errors.Overloaded: _Row(429, grpc.StatusCode.RESOURCE_EXHAUSTED, "rate_limit_error", "overloaded"),
     errors.RequestCancelled: _Row(499, grpc.StatusCode.CANCELLED, "request_cancelled", "cancelled"),
     errors.ReplicaLost: _Row(503, grpc.StatusCode.UNAVAILABLE, "server_error", "replica_lost"),

@@ -4,6 +4,7 @@
     |-- InvalidRequest        the client's mistake; names the field            400
     |   `-- RequestTooLong    prompt (+ max_tokens) over the limit             400
     |-- ModelNotFound         unknown model name                               404
+    |-- UnknownRequest        nothing is known of a request any more           404
     |-- Unauthenticated       no key, or a wrong one                           401
     |-- Overloaded            a bounded queue is full; carries retry_after_s   429
     |-- DeadlineExceeded      the client's deadline passed                     504
@@ -66,6 +67,10 @@ class ModelNotFound(KvrayError):
     code = "model_not_found"
 
 
+class UnknownRequest(KvrayError):
+    code = "unknown_request"
+
+
 class Unauthenticated(KvrayError):
     code = "unauthenticated"
 
@@ -111,6 +116,7 @@ _BY_CODE: dict[str, type[KvrayError]] = {
         InvalidRequest,
         RequestTooLong,
         ModelNotFound,
+        UnknownRequest,
         Unauthenticated,
         Overloaded,
         DeadlineExceeded,

@@ -5,7 +5,7 @@ A prompt is cut into chunks of `chunk_tokens` tokens. The hash of a chunk is
 `RouteScheme`. So a chunk hash names the chunk *and everything before it*, and two models, tokenizers, chunk
 sizes, adapters or salts can never share one.
 
-Owns: RouteScheme, root_hash, hash_chunk, hash_prompt, and digest_of for every other digest.
+Owns: RouteScheme, root_hash, hash_chunk, hash_prompt, hash_packed, and digest_of for every other digest.
 Does not: decide that KV may be reused. A hash is a routing hint; the radix tree compares tokens.
 Invariants: no seed from the process (golden vectors in the tests); a prefix of the tokens gives a prefix of
 the hashes; a partial last chunk has no hash.
@@ -85,7 +85,17 @@ def hash_chunk(parent: ChunkHash, tokens: Sequence[int]) -> ChunkHash:
 def hash_prompt(root: ChunkHash, tokens: Sequence[int], chunk_tokens: int) -> list[ChunkHash]:
     """Hashes of all full chunks of `tokens`, in order: `hash_chunk` over and over, with the tokens packed at once."""
     whole = len(tokens) - len(tokens) % chunk_tokens
-    packed = struct.pack(f"<{whole}I", *tokens[:whole])
+    return hash_packed(root, pack_tokens(tokens[:whole]), chunk_tokens)
+
+
+def pack_tokens(tokens: Sequence[int]) -> bytes:
+    """Little-endian u32, as they are hashed."""
+    return struct.pack(f"<{len(tokens)}I", *tokens)
+
+
+def hash_packed(root: ChunkHash, packed: bytes, chunk_tokens: int) -> list[ChunkHash]:
+    """`hash_prompt` of tokens that are packed already."""
+    packed = packed[: len(packed) - len(packed) % (4 * chunk_tokens)]
     hashes: list[ChunkHash] = []
     parent: bytes = root
     for (chunk,) in struct.iter_unpack(f"{4 * chunk_tokens}s", packed):

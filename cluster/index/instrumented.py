@@ -1,6 +1,6 @@
 """InstrumentedIndex: any ChunkIndex, counted: lookups and their time, hits in tokens, events, records.
 
-Owns: the counters, and telling an observer what a worker's cache has lost.
+Owns: the counters, and telling observers what a worker's cache has lost and gained.
 Does not: change an answer, or export metrics (who reads `snapshot` does).
 Invariants: every call reaches the index behind it exactly once; counters never fall.
 """
@@ -30,6 +30,11 @@ class CacheLossObserver(Protocol):
         """The worker does not hold these chunks any more; None: it holds nothing of what it held."""
 
 
+class CacheObserver(CacheLossObserver, Protocol):
+    def stored(self, worker_id: WorkerId, chunk_hashes: Sequence[ChunkHash]) -> None:
+        """The worker holds these chunks now, parents before children."""
+
+
 class InstrumentedIndex:
     """The `CountableIndex` `index`, measured. Hits are what the best worker holds of a prompt, in tokens per lookup."""
 
@@ -39,11 +44,13 @@ class InstrumentedIndex:
         chunk_tokens: int,
         *,
         observer: CacheLossObserver | None = None,
+        reuse: CacheObserver | None = None,
         timer: Callable[[], float] = time.perf_counter,
     ) -> None:
         self._index = index
         self._chunk_tokens = chunk_tokens
         self._observer = observer
+        self._reuse = reuse
         self._timer = timer
         self._lookups = self._query_chunks = self._hit_chunks = 0
         self._lookup_s = self._longest_lookup_s = 0.0
@@ -63,7 +70,10 @@ class InstrumentedIndex:
         for event in events:
             self._events[event.kind] += 1
             self._event_chunks[event.kind] += len(event.chunk_hashes)
-            if event.kind is not CacheEventKind.STORED:
+            if event.kind is CacheEventKind.STORED:
+                if self._reuse is not None:
+                    self._reuse.stored(worker_id, event.chunk_hashes)
+            else:
                 self._tell(worker_id, event.chunk_hashes if event.kind is CacheEventKind.REMOVED else None)
 
     def overlaps(self, chunk_hashes: Sequence[ChunkHash]) -> dict[WorkerId, int]:
@@ -102,5 +112,6 @@ class InstrumentedIndex:
         }
 
     def _tell(self, worker_id: WorkerId, chunk_hashes: Sequence[ChunkHash] | None) -> None:
-        if self._observer is not None:
-            self._observer.lost(worker_id, chunk_hashes)
+        for observer in (self._observer, self._reuse):
+            if observer is not None:
+                observer.lost(worker_id, chunk_hashes)

@@ -19,6 +19,16 @@ class FinishReason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     FINISH_REASON_STOP: _ClassVar[FinishReason]
     FINISH_REASON_LENGTH: _ClassVar[FinishReason]
     FINISH_REASON_CANCELLED: _ClassVar[FinishReason]
+
+class LossReason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    LOSS_REASON_UNSPECIFIED: _ClassVar[LossReason]
+    LOSS_REASON_NEVER_SEEN: _ClassVar[LossReason]
+    LOSS_REASON_DIVERGED: _ClassVar[LossReason]
+    LOSS_REASON_EVICTED: _ClassVar[LossReason]
+    LOSS_REASON_ROUTED_ELSEWHERE: _ClassVar[LossReason]
+    LOSS_REASON_INDEX_LATE: _ClassVar[LossReason]
+    LOSS_REASON_NAMESPACE: _ClassVar[LossReason]
 EARLY_STOPPING_UNSPECIFIED: EarlyStopping
 EARLY_STOPPING_FIRST: EarlyStopping
 EARLY_STOPPING_NEVER: EarlyStopping
@@ -26,6 +36,13 @@ FINISH_REASON_UNSPECIFIED: FinishReason
 FINISH_REASON_STOP: FinishReason
 FINISH_REASON_LENGTH: FinishReason
 FINISH_REASON_CANCELLED: FinishReason
+LOSS_REASON_UNSPECIFIED: LossReason
+LOSS_REASON_NEVER_SEEN: LossReason
+LOSS_REASON_DIVERGED: LossReason
+LOSS_REASON_EVICTED: LossReason
+LOSS_REASON_ROUTED_ELSEWHERE: LossReason
+LOSS_REASON_INDEX_LATE: LossReason
+LOSS_REASON_NAMESPACE: LossReason
 
 class GenerateRequest(_message.Message):
     __slots__ = ("model", "text", "token_ids", "chat", "sampling", "cache_salt", "constraint", "priority", "timeout_s")
@@ -227,18 +244,22 @@ class GenerateResponse(_message.Message):
     def __init__(self, request_id: _Optional[str] = ..., replica: _Optional[str] = ..., text: _Optional[str] = ..., token_ids: _Optional[_Iterable[int]] = ..., finish_reason: _Optional[_Union[FinishReason, str]] = ..., usage: _Optional[_Union[Usage, _Mapping]] = ..., choices: _Optional[_Iterable[_Union[Choice, _Mapping]]] = ..., prompt_logprobs: _Optional[_Iterable[_Union[TokenLogprob, _Mapping]]] = ...) -> None: ...
 
 class StatusRequest(_message.Message):
-    __slots__ = ()
-    def __init__(self) -> None: ...
+    __slots__ = ("misses",)
+    MISSES_FIELD_NUMBER: _ClassVar[int]
+    misses: bool
+    def __init__(self, misses: _Optional[bool] = ...) -> None: ...
 
 class StatusResponse(_message.Message):
-    __slots__ = ("models", "ready", "replicas")
+    __slots__ = ("models", "ready", "replicas", "reuse")
     MODELS_FIELD_NUMBER: _ClassVar[int]
     READY_FIELD_NUMBER: _ClassVar[int]
     REPLICAS_FIELD_NUMBER: _ClassVar[int]
+    REUSE_FIELD_NUMBER: _ClassVar[int]
     models: _containers.RepeatedScalarFieldContainer[str]
     ready: bool
     replicas: _containers.RepeatedCompositeFieldContainer[ReplicaStatus]
-    def __init__(self, models: _Optional[_Iterable[str]] = ..., ready: _Optional[bool] = ..., replicas: _Optional[_Iterable[_Union[ReplicaStatus, _Mapping]]] = ...) -> None: ...
+    reuse: ReuseTotals
+    def __init__(self, models: _Optional[_Iterable[str]] = ..., ready: _Optional[bool] = ..., replicas: _Optional[_Iterable[_Union[ReplicaStatus, _Mapping]]] = ..., reuse: _Optional[_Union[ReuseTotals, _Mapping]] = ...) -> None: ...
 
 class ReplicaStatus(_message.Message):
     __slots__ = ("worker_id", "epoch", "model", "block_size", "chunk_tokens", "max_model_len", "free_blocks", "cached_blocks", "in_use_blocks", "total_blocks", "waiting", "running", "uncached_tokens", "query_tokens", "hit_tokens", "generated_tokens", "finished_requests", "preemptions", "indexed_chunks", "prefill_tokens_per_s", "step_time_s")
@@ -285,3 +306,111 @@ class ReplicaStatus(_message.Message):
     prefill_tokens_per_s: float
     step_time_s: float
     def __init__(self, worker_id: _Optional[str] = ..., epoch: _Optional[int] = ..., model: _Optional[str] = ..., block_size: _Optional[int] = ..., chunk_tokens: _Optional[int] = ..., max_model_len: _Optional[int] = ..., free_blocks: _Optional[int] = ..., cached_blocks: _Optional[int] = ..., in_use_blocks: _Optional[int] = ..., total_blocks: _Optional[int] = ..., waiting: _Optional[int] = ..., running: _Optional[int] = ..., uncached_tokens: _Optional[int] = ..., query_tokens: _Optional[int] = ..., hit_tokens: _Optional[int] = ..., generated_tokens: _Optional[int] = ..., finished_requests: _Optional[int] = ..., preemptions: _Optional[int] = ..., indexed_chunks: _Optional[int] = ..., prefill_tokens_per_s: _Optional[float] = ..., step_time_s: _Optional[float] = ...) -> None: ...
+
+class ExplainRouteRequest(_message.Message):
+    __slots__ = ("request_id", "request")
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_FIELD_NUMBER: _ClassVar[int]
+    request_id: str
+    request: GenerateRequest
+    def __init__(self, request_id: _Optional[str] = ..., request: _Optional[_Union[GenerateRequest, _Mapping]] = ...) -> None: ...
+
+class ExplainRouteResponse(_message.Message):
+    __slots__ = ("request_id", "replica", "dry_run", "candidates", "reuse")
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    REPLICA_FIELD_NUMBER: _ClassVar[int]
+    DRY_RUN_FIELD_NUMBER: _ClassVar[int]
+    CANDIDATES_FIELD_NUMBER: _ClassVar[int]
+    REUSE_FIELD_NUMBER: _ClassVar[int]
+    request_id: str
+    replica: str
+    dry_run: bool
+    candidates: _containers.RepeatedCompositeFieldContainer[RouteCandidate]
+    reuse: ReuseExplanation
+    def __init__(self, request_id: _Optional[str] = ..., replica: _Optional[str] = ..., dry_run: _Optional[bool] = ..., candidates: _Optional[_Iterable[_Union[RouteCandidate, _Mapping]]] = ..., reuse: _Optional[_Union[ReuseExplanation, _Mapping]] = ...) -> None: ...
+
+class RouteCandidate(_message.Message):
+    __slots__ = ("replica", "overlap_tokens", "ahead_tokens", "running", "cost", "lost")
+    REPLICA_FIELD_NUMBER: _ClassVar[int]
+    OVERLAP_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    AHEAD_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    RUNNING_FIELD_NUMBER: _ClassVar[int]
+    COST_FIELD_NUMBER: _ClassVar[int]
+    LOST_FIELD_NUMBER: _ClassVar[int]
+    replica: str
+    overlap_tokens: int
+    ahead_tokens: int
+    running: int
+    cost: float
+    lost: bool
+    def __init__(self, replica: _Optional[str] = ..., overlap_tokens: _Optional[int] = ..., ahead_tokens: _Optional[int] = ..., running: _Optional[int] = ..., cost: _Optional[float] = ..., lost: _Optional[bool] = ...) -> None: ...
+
+class ReuseLoss(_message.Message):
+    __slots__ = ("reason", "tokens", "position", "message")
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    POSITION_FIELD_NUMBER: _ClassVar[int]
+    MESSAGE_FIELD_NUMBER: _ClassVar[int]
+    reason: LossReason
+    tokens: int
+    position: int
+    message: int
+    def __init__(self, reason: _Optional[_Union[LossReason, str]] = ..., tokens: _Optional[int] = ..., position: _Optional[int] = ..., message: _Optional[int] = ...) -> None: ...
+
+class ReuseExplanation(_message.Message):
+    __slots__ = ("prompt_tokens", "seen_tokens", "held_tokens", "chosen_tokens", "reused_tokens", "losses")
+    PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    SEEN_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    HELD_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    CHOSEN_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    REUSED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    LOSSES_FIELD_NUMBER: _ClassVar[int]
+    prompt_tokens: int
+    seen_tokens: int
+    held_tokens: int
+    chosen_tokens: int
+    reused_tokens: int
+    losses: _containers.RepeatedCompositeFieldContainer[ReuseLoss]
+    def __init__(self, prompt_tokens: _Optional[int] = ..., seen_tokens: _Optional[int] = ..., held_tokens: _Optional[int] = ..., chosen_tokens: _Optional[int] = ..., reused_tokens: _Optional[int] = ..., losses: _Optional[_Iterable[_Union[ReuseLoss, _Mapping]]] = ...) -> None: ...
+
+class ReuseTotals(_message.Message):
+    __slots__ = ("requests", "prompt_tokens", "seen_tokens", "held_tokens", "chosen_tokens", "reused_tokens", "losses")
+    REQUESTS_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    SEEN_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    HELD_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    CHOSEN_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    REUSED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    LOSSES_FIELD_NUMBER: _ClassVar[int]
+    requests: int
+    prompt_tokens: int
+    seen_tokens: int
+    held_tokens: int
+    chosen_tokens: int
+    reused_tokens: int
+    losses: _containers.RepeatedCompositeFieldContainer[LossTotal]
+    def __init__(self, requests: _Optional[int] = ..., prompt_tokens: _Optional[int] = ..., seen_tokens: _Optional[int] = ..., held_tokens: _Optional[int] = ..., chosen_tokens: _Optional[int] = ..., reused_tokens: _Optional[int] = ..., losses: _Optional[_Iterable[_Union[LossTotal, _Mapping]]] = ...) -> None: ...
+
+class LossTotal(_message.Message):
+    __slots__ = ("reason", "tokens", "requests", "examples")
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    REQUESTS_FIELD_NUMBER: _ClassVar[int]
+    EXAMPLES_FIELD_NUMBER: _ClassVar[int]
+    reason: LossReason
+    tokens: int
+    requests: int
+    examples: _containers.RepeatedCompositeFieldContainer[LossExample]
+    def __init__(self, reason: _Optional[_Union[LossReason, str]] = ..., tokens: _Optional[int] = ..., requests: _Optional[int] = ..., examples: _Optional[_Iterable[_Union[LossExample, _Mapping]]] = ...) -> None: ...
+
+class LossExample(_message.Message):
+    __slots__ = ("request_id", "replica", "prompt_tokens", "loss")
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    REPLICA_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    LOSS_FIELD_NUMBER: _ClassVar[int]
+    request_id: str
+    replica: str
+    prompt_tokens: int
+    loss: ReuseLoss
+    def __init__(self, request_id: _Optional[str] = ..., replica: _Optional[str] = ..., prompt_tokens: _Optional[int] = ..., loss: _Optional[_Union[ReuseLoss, _Mapping]] = ...) -> None: ...

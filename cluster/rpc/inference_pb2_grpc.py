@@ -156,6 +156,11 @@ class CacheStub:
                 request_serializer=cluster_dot_rpc_dot_inference__pb2.StatusRequest.SerializeToString,
                 response_deserializer=cluster_dot_rpc_dot_inference__pb2.StatusResponse.FromString,
                 _registered_method=True)
+        self.ExplainRoute = channel.unary_unary(
+                '/kvray.v1.Cache/ExplainRoute',
+                request_serializer=cluster_dot_rpc_dot_inference__pb2.ExplainRouteRequest.SerializeToString,
+                response_deserializer=cluster_dot_rpc_dot_inference__pb2.ExplainRouteResponse.FromString,
+                _registered_method=True)
 
 
 class CacheServicer:
@@ -168,6 +173,14 @@ class CacheServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ExplainRoute(self, request, context):
+        """Why a request went where it went, and why no more of its prompt was reused; or what would happen to one now. For
+        operators: it also tells what was seen with other salts.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_CacheServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -175,6 +188,11 @@ def add_CacheServicer_to_server(servicer, server):
                     servicer.Status,
                     request_deserializer=cluster_dot_rpc_dot_inference__pb2.StatusRequest.FromString,
                     response_serializer=cluster_dot_rpc_dot_inference__pb2.StatusResponse.SerializeToString,
+            ),
+            'ExplainRoute': grpc.unary_unary_rpc_method_handler(
+                    servicer.ExplainRoute,
+                    request_deserializer=cluster_dot_rpc_dot_inference__pb2.ExplainRouteRequest.FromString,
+                    response_serializer=cluster_dot_rpc_dot_inference__pb2.ExplainRouteResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -204,6 +222,33 @@ class Cache:
             '/kvray.v1.Cache/Status',
             cluster_dot_rpc_dot_inference__pb2.StatusRequest.SerializeToString,
             cluster_dot_rpc_dot_inference__pb2.StatusResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ExplainRoute(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/kvray.v1.Cache/ExplainRoute',
+            cluster_dot_rpc_dot_inference__pb2.ExplainRouteRequest.SerializeToString,
+            cluster_dot_rpc_dot_inference__pb2.ExplainRouteResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -75,6 +75,44 @@ def test_chat_template_equals_transformers(model_dir: Path) -> None:
     assert tokenizer.apply_chat_template(CHAT)[:2] != [0, 0]
 
 
+def test_where_each_message_of_a_chat_ends(model_dir: Path) -> None:
+    tokenizer = Tokenizer.from_dir(model_dir)
+    for count in (1, 2, 3):
+        chat = [*CHAT, {"role": "user", "content": "  the fox\n"}][:count]
+        ids, ends = tokenizer.encode_chat(chat)
+        assert ids == tokenizer.apply_chat_template(chat)
+        assert len(ends) == count
+        for end, message in zip(ends, chat, strict=True):
+            text = tokenizer.decode(ids[:end])
+            assert text.endswith(message["content"]) and text != tokenizer.decode(ids[: end - 1])
+
+
+@pytest.mark.parametrize(
+    ("template", "known"),
+    [
+        ("{% for m in messages %}[{{ m.role }}] {{ m.content | trim }}\n{% endfor %}", True),
+        ("{% if messages[0].role != 'system' %}You are good.{% endif %}{{ messages[-1].content }}", False),
+        ("{% for m in messages %}{{ m.content | upper }}{% endfor %}", False),
+        ("{% for m in messages %}{{ m.content | length }}{% endfor %}", False),
+        ("{% for m in messages %}{{ m.content }}{% if m.content == 'be brief' %}!{% endif %}{% endfor %}", False),
+        ("{% for m in messages %}{{ m.content }}{{ strftime_now('%f') }}{% endfor %}", False),
+    ],
+)
+def test_a_template_that_changes_messages_does_not_say_where_they_end(copy: Path, template: str, known: bool) -> None:
+    (copy / "chat_template.jinja").write_text(template)
+    tokenizer = Tokenizer.from_dir(copy)
+    for _ in range(2):
+        ids, ends = tokenizer.encode_chat(CHAT)
+        assert ids == tokenizer.apply_chat_template(CHAT) or "strftime" in template
+        assert (len(ends) == len(CHAT)) is known
+
+
+def test_messages_with_more_than_a_role_and_a_text_have_no_known_ends(model_dir: Path) -> None:
+    tokenizer = Tokenizer.from_dir(model_dir)
+    assert tokenizer.encode_chat([{"role": "user", "content": "fox", "name": "x"}])[1] == ()
+    assert tokenizer.encode_chat([{"role": "user", "content": ["fox"]}])[1] == ()
+
+
 def test_template_file_wins_over_the_configuration(copy: Path) -> None:
     (copy / "chat_template.jinja").write_text("{% generation %}{{ messages[0].content }}{% endgeneration %}")
     tokenizer = Tokenizer.from_dir(copy)

@@ -5,11 +5,14 @@ from __future__ import annotations
 import time
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from cluster.rpc import inference_pb2 as pb
+from cluster.rpc import inference_pb2_grpc as rpc
+from cluster.tokenizer import Tokenizer
 
 pytestmark = [pytest.mark.cluster, pytest.mark.model, pytest.mark.timeout(300)]
 
@@ -45,6 +48,61 @@ def test_http_reports_cached_tokens_too(cluster: Any) -> None:
     assert first["usage"]["prompt_tokens_details"]["cached_tokens"] < 64
     assert second["usage"]["prompt_tokens_details"]["cached_tokens"] >= 1000 - 16
     assert second["choices"] == first["choices"]
+
+
+def test_every_request_can_say_why_it_was_not_reused(cluster: Any, demo_model_dir: Path) -> None:
+    import httpx2 as httpx
+
+    def chat(system: str) -> list[dict[str, str]]:
+        return [{"role": "system", "content": system}, {"role": "user", "content": "Which gate was it?"}]
+
+    def call(system: str, salt: str = "") -> pb.GenerateRequest:
+        messages = [pb.ChatMessage(**message) for message in chat(system)]
+        sampling = pb.SamplingOptions(temperature=0, max_tokens=4)
+        return pb.GenerateRequest(chat=pb.ChatMessages(messages=messages), sampling=sampling, cache_salt=salt)
+
+    rules = long_prefix("otters")
+    stamped = rules.replace("Note 30", "Note 12:04:59")
+    tokenizer = Tokenizer.from_dir(demo_model_dir)
+    before, after = (tokenizer.apply_chat_template(chat(text)) for text in (rules, stamped))
+    position = next(n for n, (a, b) in enumerate(zip(before, after, strict=False)) if a != b)
+
+    with cluster.channel() as channel:
+        cache, stub = rpc.CacheStub(channel), rpc.InferenceStub(channel)
+        first = stub.GenerateOnce(call(rules), timeout=120)
+        time.sleep(0.5)
+        dry = cache.ExplainRoute(pb.ExplainRouteRequest(request=call(stamped)), timeout=20)
+        reply, details = stub.GenerateOnce.with_call(call(stamped), timeout=120)
+        told = cache.ExplainRoute(pb.ExplainRouteRequest(request_id=reply.request_id), timeout=20)
+        stream = stub.Generate(call(rules, salt="another"), timeout=120)
+        last = list(stream)[-1]
+        salted = cache.ExplainRoute(pb.ExplainRouteRequest(request_id=last.request_id), timeout=20)
+        streamed = dict(stream.trailing_metadata())
+        body = {"model": "demo", "messages": chat(stamped), "max_tokens": 4, "temperature": 0, "stream": True}
+        http = httpx.post(f"{cluster.http_url}/v1/chat/completions", json=body, timeout=120)
+        time.sleep(2.5)  # the account of a request is closed two seconds after its first token
+        again = stub.GenerateOnce(call(rules), timeout=120)
+        totals = cache.Status(pb.StatusRequest(misses=True), timeout=20).reuse
+
+    for explained in (dry, told):
+        assert explained.replica == first.replica and len(explained.candidates) == 2
+        (loss,) = explained.reuse.losses
+        assert (loss.reason, loss.position, loss.message) == (pb.LOSS_REASON_DIVERGED, position, 0)
+        assert explained.reuse.seen_tokens >= position
+    assert (dry.dry_run, told.dry_run) == (True, False)
+    assert not dry.reuse.HasField("reused_tokens")
+    assert told.reuse.reused_tokens == reply.usage.cached_tokens > 0
+    header = dict(details.trailing_metadata())["x-kvray-route"]
+    assert header.startswith(f"prompt={len(after)},seen=") and header.endswith(f"@{position}/m0")
+    assert [loss.reason for loss in salted.reuse.losses] == [pb.LOSS_REASON_NAMESPACE]
+    assert "namespace" not in streamed["x-kvray-route"] and "never_seen" in streamed["x-kvray-route"]
+    assert http.headers["x-kvray-route"].startswith(f"prompt={len(after)},seen={len(after)},")
+    assert again.usage.cached_tokens > 0
+    by_reason = {total.reason: total for total in totals.losses}
+    assert by_reason[pb.LOSS_REASON_DIVERGED].tokens >= loss.tokens
+    assert by_reason[pb.LOSS_REASON_NAMESPACE].tokens >= len(before)
+    assert totals.requests >= 4 and totals.reused_tokens > 0
+    assert "otters" not in str([dry, told, salted, totals, header, streamed])
 
 
 def test_two_streams_on_two_replicas_both_progress(cluster: Any) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import Any
 
 import grpc
@@ -19,8 +20,30 @@ from cluster.rpc import inference_pb2 as pb
 from cluster.rpc import inference_pb2_grpc as pb_grpc
 from router.generation import GenerationCall, GenerationEvent, ReplicaStatus, Usage
 from router.grpc_api import GrpcApi
+from router.reuse_counters import ReuseCounters
+from router.reuse_explanation import Loss, LossReason, ReuseExplanation
+from router.route_explanation import RouteExplanation
+from router.scoring import Candidate, Score
 
 CODE = grpc.StatusCode
+ROUTE = "prompt=5,seen=4,held=4,chosen=4,reused=4;diverged=1@4/m0"
+EXPLANATION = RouteExplanation(
+    request_id="r",
+    worker_id=WorkerId("w1"),
+    candidates=(
+        Score(Candidate(worker_id=WorkerId("w1"), overlap_tokens=4, ahead_tokens=7, running=1), 0.5),
+        Score(Candidate(worker_id=WorkerId("w2"), lost=True), 0.25),
+    ),
+    reuse=ReuseExplanation(
+        prompt_tokens=5,
+        seen_tokens=4,
+        held_tokens=4,
+        chosen_tokens=4,
+        reused_tokens=4,
+        losses=(Loss(reason=LossReason.DIVERGED, tokens=1, position=4, message=0),),
+    ),
+    dry_run=False,
+)
 
 
 class FakeGenerator:
@@ -46,6 +69,7 @@ class FakeGenerator:
                     usage=Usage(prompt_tokens=5, completion_tokens=2 * index + 2, cached_tokens=4),
                     replica=WorkerId("w1"),
                     finish_reason=FinishReason.LENGTH if last else None,
+                    route=None if index else ROUTE,
                 )
             if self.error is not None:
                 raise self.error
@@ -58,13 +82,31 @@ class FakeGenerator:
 class FakeStatus:
     def __init__(self) -> None:
         self.is_ready = True
+        self.reuse = ReuseCounters()
         self.rows: list[ReplicaStatus] = []
 
     def replicas(self) -> Sequence[ReplicaStatus]:
         return self.rows
 
+    def misses(self) -> ReuseCounters:
+        return self.reuse
+
     def ready(self) -> bool:
         return self.is_ready
+
+
+class FakeExplainer:
+    """Explains everything in the same way, but for the id "unknown"."""
+
+    def __init__(self) -> None:
+        self.calls: list[GenerationCall] = []
+
+    async def explain(self, call: GenerationCall) -> RouteExplanation:
+        self.calls.append(call)
+        return replace(EXPLANATION, dry_run=True)
+
+    def explained(self, request_id: str) -> RouteExplanation | None:
+        return None if request_id == "unknown" else EXPLANATION
 
 
 class Servicer:
@@ -74,6 +116,7 @@ class Servicer:
         self.Generate = api.generate
         self.GenerateOnce = api.generate_once
         self.Status = api.status
+        self.ExplainRoute = api.explain_route
         self.Check = api.health_check
         self.Watch = api.health_watch
         self.List = api.health_list
@@ -83,7 +126,8 @@ class World:
     def __init__(self) -> None:
         self.generator = FakeGenerator()
         self.status = FakeStatus()
-        self.api = GrpcApi(self.generator, self.status, ["demo"], watch_interval_s=0.01)
+        self.explainer = FakeExplainer()
+        self.api = GrpcApi(self.generator, self.status, ["demo"], explainer=self.explainer, watch_interval_s=0.01)
         self.channel: Any = None
 
     @property
@@ -355,3 +399,79 @@ async def test_health_watch_tells_changes_only() -> None:
         unknown = world.health.Watch(health_pb2.HealthCheckRequest(service="nope"))
         assert (await unknown.read()).status == kinds.SERVICE_UNKNOWN
         unknown.cancel()
+
+
+# --- explanations ---
+
+
+async def trailing(call: Any) -> dict[str, str]:
+    return {key: value for key, value in await call.trailing_metadata() if key.startswith("x-kvray")}
+
+
+async def test_the_route_is_in_the_trailing_metadata() -> None:
+    async with World().serving() as world:
+        stream = world.inference.Generate(request())
+        assert [c.text async for c in stream] == ["Hel", "lo"]
+        assert await trailing(stream) == {"x-kvray-route": ROUTE}
+        whole = world.inference.GenerateOnce(request())
+        await whole
+        assert await trailing(whole) == {"x-kvray-route": ROUTE}
+
+
+async def test_the_clients_id_is_told_to_the_front_door() -> None:
+    async with World().serving() as world:
+        chunks = [c async for c in world.inference.Generate(request(), metadata=(("request_id", "mine"),))]
+        await world.inference.GenerateOnce(request())
+    assert chunks[0].request_id == "mine" == world.generator.calls[0].request_id
+    assert len(world.generator.calls[1].request_id) == 32
+
+
+async def test_explain_route_tells_of_a_request_that_was_sent() -> None:
+    async with World().serving() as world:
+        reply = await pb_grpc.CacheStub(world.channel).ExplainRoute(pb.ExplainRouteRequest(request_id="mine"))
+    assert (reply.request_id, reply.replica, reply.dry_run) == ("r", "w1", False)
+    assert [(c.replica, c.overlap_tokens, c.ahead_tokens, c.running, c.cost, c.lost) for c in reply.candidates] == [
+        ("w1", 4, 7, 1, 0.5, False),
+        ("w2", 0, 0, 0, 0.25, True),
+    ]
+    loss = pb.ReuseLoss(reason=pb.LOSS_REASON_DIVERGED, tokens=1, position=4, message=0)
+    counts = {f"{name}_tokens": 4 for name in ("seen", "held", "chosen", "reused")}
+    assert reply.reuse == pb.ReuseExplanation(prompt_tokens=5, losses=[loss], **counts)
+    assert reply.reuse.losses[0].HasField("message")
+
+
+async def test_explain_route_as_a_dry_run_generates_nothing() -> None:
+    async with World().serving() as world:
+        dry = pb.ExplainRouteRequest(request=request(cache_salt="s"))
+        reply = await pb_grpc.CacheStub(world.channel).ExplainRoute(dry)
+    assert reply.dry_run
+    assert [(call.text, call.cache_salt) for call in world.explainer.calls] == [("hi", "s")]
+    assert not world.generator.calls
+
+
+async def test_explain_route_refuses_what_it_cannot_tell() -> None:
+    async with World().serving() as world:
+        stub = pb_grpc.CacheStub(world.channel)
+        unknown = await failure(stub.ExplainRoute(pb.ExplainRouteRequest(request_id="unknown")))
+        nothing = await failure(stub.ExplainRoute(pb.ExplainRouteRequest()))
+        no_prompt = await failure(stub.ExplainRoute(pb.ExplainRouteRequest(request=pb.GenerateRequest())))
+    assert (unknown.code(), nothing.code(), no_prompt.code()) == (
+        CODE.NOT_FOUND,
+        CODE.INVALID_ARGUMENT,
+        CODE.INVALID_ARGUMENT,
+    )
+    assert "request_id" in (nothing.details() or "")
+
+
+async def test_status_tells_the_misses_when_asked() -> None:
+    async with World().serving() as world:
+        assert EXPLANATION.reuse is not None
+        world.status.reuse.count("r", WorkerId("w1"), EXPLANATION.reuse)
+        stub = pb_grpc.CacheStub(world.channel)
+        assert not (await stub.Status(pb.StatusRequest())).HasField("reuse")
+        reuse = (await stub.Status(pb.StatusRequest(misses=True))).reuse
+    assert (reuse.requests, reuse.prompt_tokens, reuse.reused_tokens) == (1, 5, 4)
+    assert {total.reason: total.tokens for total in reuse.losses if total.tokens} == {pb.LOSS_REASON_DIVERGED: 1}
+    assert len(reuse.losses) == len(LossReason)
+    (example,) = next(total for total in reuse.losses if total.tokens).examples
+    assert (example.request_id, example.replica, example.prompt_tokens) == ("r", "w1", 5)

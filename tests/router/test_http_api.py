@@ -20,6 +20,7 @@ from cluster.core.replica import WorkerId
 from cluster.core.request import FinishReason
 from router.generation import GenerationCall, GenerationEvent, LogprobEntry, ReplicaStatus, Usage
 from router.http_api import MAX_BODY_BYTES, Services, build_http_app
+from router.reuse_counters import ReuseCounters
 
 CHAT: list[Any] = [{"role": "user", "content": "hi"}]
 
@@ -49,6 +50,7 @@ class FakeGenerator:
                     usage=Usage(prompt_tokens=5, completion_tokens=index + 1, cached_tokens=4),
                     replica=WorkerId("w1"),
                     finish_reason=FinishReason.STOP if last else None,
+                    route=None if index else "prompt=5,seen=4",
                     logprobs=self.logprobs,
                     text_offsets=() if self.logprobs is None else tuple(range(len(self.logprobs))),
                 )
@@ -66,6 +68,9 @@ class FakeStatus:
 
     def replicas(self) -> Sequence[ReplicaStatus]:
         return []
+
+    def misses(self) -> ReuseCounters:
+        return ReuseCounters()
 
     def ready(self) -> bool:
         return self.is_ready
@@ -229,6 +234,16 @@ def test_openai_chat_stream_with_usage(client: openai.OpenAI) -> None:
 def test_the_front_door_knows_whether_anybody_reads_the_pieces(world: World, stream: bool | None) -> None:
     assert world.post("/v1/completions", {"prompt": "hi", "stream": stream}).status_code == 200
     assert world.call.streamed is bool(stream)
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
+@pytest.mark.parametrize("stream", [False, True])
+def test_headers_say_what_was_reused_and_why_not_more(world: World, path: str, stream: bool) -> None:
+    prompt: dict[str, Any] = {"messages": CHAT} if "chat" in path else {"prompt": "hi"}
+    reply = world.post(path, {**prompt, "stream": stream})
+    assert reply.headers["x-kvray-route"] == "prompt=5,seen=4"
+    first = reply.text.removeprefix("data: ").splitlines()[0]
+    assert json.loads(first)["id"] == world.call.request_id  # by which the request can be explained later
 
 
 def test_openai_models(client: openai.OpenAI) -> None:

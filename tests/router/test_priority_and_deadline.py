@@ -19,6 +19,7 @@ from cluster.rpc import inference_pb2 as pb
 from router.generation import GenerationCall, ReplicaStatus
 from router.grpc_api import GrpcApi
 from router.http_api import Services, build_http_app
+from router.reuse_counters import ReuseCounters
 
 CODE = grpc.StatusCode
 PROMPTS = {
@@ -32,6 +33,9 @@ STREAM = pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"
 class NoStatus:
     def replicas(self) -> Sequence[ReplicaStatus]:
         return []
+
+    def misses(self) -> ReuseCounters:
+        return ReuseCounters()
 
     def ready(self) -> bool:
         return True
@@ -76,7 +80,7 @@ class TimedContext(Context):
 
 
 async def rpc(world: DoorWorld, message: pb.GenerateRequest, context: Context, *, stream: bool) -> str:
-    api = GrpcApi(world.door, NoStatus(), ["demo"])
+    api = GrpcApi(world.door, NoStatus(), ["demo"], explainer=world.door)
     if not stream:
         return (await api.generate_once(message, context)).text
     async with aclosing(api.generate(message, context)) as chunks:

@@ -21,6 +21,7 @@ CASES = [
     ),
     (errors.Unauthenticated("no key"), 401, grpc.StatusCode.UNAUTHENTICATED, "invalid_api_key", None),
     (errors.ModelNotFound("no such model"), 404, grpc.StatusCode.NOT_FOUND, "model_not_found", "model"),
+    (errors.UnknownRequest("forgotten"), 404, grpc.StatusCode.NOT_FOUND, "unknown_request", None),
     (errors.Overloaded("full"), 429, grpc.StatusCode.RESOURCE_EXHAUSTED, "overloaded", None),
     (errors.RequestCancelled("gone"), 499, grpc.StatusCode.CANCELLED, "cancelled", None),
     (errors.ReplicaLost("died", tokens=3), 503, grpc.StatusCode.UNAVAILABLE, "replica_lost", None),

@@ -22,6 +22,7 @@ from cluster.core.request import FinishReason, GenerationRequest, TokenDelta
 from cluster.tokenizer import Tokenizer
 from router.attempts import Attempts
 from router.front_door import FrontDoor
+from router.route_explanation import RouteExplanation
 from router.route_ledger import RouteLedger
 from router.routing_state import RouteHint
 
@@ -110,15 +111,26 @@ class FakeDispatcher:
 
 @dataclass
 class LedgerAccounting:
-    """The load of requests, without all else that a RoutingState does for them."""
+    """The load of requests, without all else that a RoutingState does for them. `previewed`: hints of dry runs."""
 
     ledger: RouteLedger
+    previewed: list[RouteHint] = field(default_factory=list)
 
-    def answered(self, request_id: str, cached_tokens: int | None) -> None:
+    def answered(self, request_id: str, cached_tokens: int | None) -> str | None:
         self.ledger.prefill_done(request_id)
+        return f"reused={cached_tokens}"
 
     def release(self, request_id: str) -> None:
         self.ledger.release(request_id)
+
+    def preview(self, hint: RouteHint) -> RouteExplanation:
+        self.previewed.append(hint)
+        return RouteExplanation(
+            request_id=hint.request_id, worker_id=WorkerId("a"), candidates=(), reuse=None, dry_run=True
+        )
+
+    def explained(self, request_id: str) -> RouteExplanation | None:
+        return None
 
 
 @dataclass
@@ -134,17 +146,19 @@ class DoorWorld:
     limit_asked_in: list[int] = field(default_factory=list)
     ledger: RouteLedger = field(default_factory=RouteLedger)
     dispatcher: FakeDispatcher = field(init=False)
+    accounting: LedgerAccounting = field(init=False)
     door: FrontDoor = field(init=False)
 
     def __post_init__(self) -> None:
         self.dispatcher = FakeDispatcher(self.ledger, self.attempts)
+        self.accounting = LedgerAccounting(self.ledger)
         on_lost: Callable[[WorkerId], None] = self.lost.append
         self.door = FrontDoor(
             model="demo",
             tokenizer=self.tokenizer,
             scheme=SCHEME,
             attempts=Attempts(self.dispatcher, on_lost),
-            accounting=LedgerAccounting(self.ledger),
+            accounting=self.accounting,
             router_id="me",
             max_model_len=self._limit,
             clock=self.clock,

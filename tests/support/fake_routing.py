@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
 from cluster.core.events import CacheEvent, CacheEventKind
-from cluster.core.hashing import ChunkHash, RouteScheme, hash_prompt, root_hash
+from cluster.core.hashing import ChunkHash, RouteScheme, hash_prompt, pack_tokens, root_hash
 from cluster.core.replica import Epoch, ReplicaInfo, ReplicaLoad, WorkerId
 from cluster.index.follower import IndexFollower
 from cluster.index.instrumented import InstrumentedIndex
@@ -16,6 +16,8 @@ from cluster.index.known import FollowerCounters, FollowerState, KnownWorker
 from cluster.index.memory import MemoryIndex
 from cluster.index.speculative import SpeculativeIndex
 from router.parity_watch import ParityWatch
+from router.reuse_watch import ReuseWatch
+from router.route_hint import PromptTrail
 from router.route_ledger import RouteLedger
 from router.routing_state import RouteHint, RoutingState
 from router.scoring import Candidate, EstimatedTtft, Policy
@@ -26,8 +28,38 @@ E1, E2 = Epoch(1), Epoch(2)
 
 
 def hashes_of(tokens: Sequence[int], salt: str = "") -> tuple[ChunkHash, ...]:
-    scheme = RouteScheme(tokenizer_revision="t", model_revision="m", chunk_tokens=CHUNK, salt=salt)
-    return tuple(hash_prompt(root_hash(scheme), tokens, CHUNK))
+    return tuple(hash_prompt(root_hash(_scheme(salt)), tokens, CHUNK))
+
+
+def _scheme(salt: str) -> RouteScheme:
+    return RouteScheme(tokenizer_revision="t", model_revision="m", chunk_tokens=CHUNK, salt=salt)
+
+
+def hint_of(
+    request_id: str,
+    tokens: Sequence[int],
+    *,
+    salt: str = "",
+    message_ends: tuple[int, ...] = (),
+    client_id: str = "",
+    exclude: Sequence[WorkerId] = (),
+) -> RouteHint:
+    """As the front door makes it: with all it takes to explain the request."""
+    hashes, plain = hashes_of(tokens, salt), hashes_of(tokens)
+    return RouteHint(
+        request_id=request_id,
+        chunk_hashes=hashes,
+        prompt_tokens=len(tokens),
+        exclude=frozenset(exclude),
+        client_id=client_id,
+        trail=PromptTrail(
+            root=root_hash(_scheme(salt)),
+            tokens=pack_tokens(tokens),
+            plain_root=root_hash(_scheme("")),
+            plain_hashes=plain,
+            message_ends=message_ends,
+        ),
+    )
 
 
 def chunks(count: int, salt: str = "") -> tuple[ChunkHash, ...]:
@@ -68,7 +100,8 @@ class RoutingWorld:
         self.now = 100.0
         clock = clock or (lambda: self.now)
         self.parity = ParityWatch(clock)
-        self.index = InstrumentedIndex(MemoryIndex(), CHUNK, observer=self.parity)
+        self.reuse = ReuseWatch(clock, CHUNK)
+        self.index = InstrumentedIndex(MemoryIndex(), CHUNK, observer=self.parity, reuse=self.reuse)
         self.speculative = SpeculativeIndex(clock)
         self.follower = FakeFollower(self.index)
         self.ledger = RouteLedger()
@@ -81,6 +114,7 @@ class RoutingWorld:
             chunk_tokens=CHUNK,
             speculative=self.speculative,
             parity=self.parity,
+            reuse=self.reuse,
             clock=clock,
         )
 

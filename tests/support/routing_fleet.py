@@ -13,7 +13,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from fake_routing import CHUNK, RoutingWorld, hashes_of
+from fake_routing import CHUNK, RoutingWorld, hint_of
 
 from cluster.config import RouterConfig
 from cluster.core.hashing import ChunkHash
@@ -102,7 +102,7 @@ class RoutingFleet:
     def send(self, request_id: str, tokens: Sequence[int], router: int = 0, decode_s: float = 0.2) -> Job:
         """Route a prompt now and put it into the queue of the worker that was chosen."""
         world = self.routers[router]
-        hint = RouteHint(request_id=request_id, chunk_hashes=hashes_of(tokens), prompt_tokens=len(tokens))
+        hint = hint_of(request_id, tokens)
         worker = self.workers[world.decide(hint, *self.workers)[0]]
         job = Job(request_id, world, hint, worker, decode_s)
         self.jobs.append(job)

@@ -21,6 +21,7 @@ from cluster.core.errors import (
     RequestCancelled,
     RequestTooLong,
     Unauthenticated,
+    UnknownRequest,
     from_wire,
 )
 
@@ -30,6 +31,7 @@ ERRORS: list[KvrayError] = [
     InvalidRequest("messages", "the template says no", index=2),
     RequestTooLong("prompt", "the prompt has 40 tokens", limit=32),
     ModelNotFound("there is no model x"),
+    UnknownRequest("forgotten"),
     Unauthenticated("no key"),
     Overloaded("the queue is full", retry_after_s=2.5),
     DeadlineExceeded("too late"),

@@ -86,3 +86,20 @@ def test_it_works_without_an_observer() -> None:
     index.apply(A, E1, [CacheEvent(STORED, PROMPT), CacheEvent(CLEARED)])
     assert index.overlaps(PROMPT) == {}
     assert index.snapshot()["kvray_index_lookup_seconds"] > 0
+
+
+STORED_MARK = ChunkHash(b"stored")
+
+
+class Changes(Losses):
+    def stored(self, worker_id: WorkerId, chunk_hashes: Sequence[ChunkHash]) -> None:
+        self.heard.append((worker_id, (STORED_MARK, *chunk_hashes)))
+
+
+def test_the_one_who_explains_reuse_hears_gains_and_losses(losses: Losses) -> None:
+    changes = Changes()
+    index = InstrumentedIndex(MemoryIndex(), 64, observer=losses, reuse=changes)
+    index.add_worker(A, E1)
+    index.apply(A, E1, [CacheEvent(STORED, PROMPT[:2]), CacheEvent(REMOVED, PROMPT[1:2])])
+    assert changes.heard == [(A, None), (A, (STORED_MARK, *PROMPT[:2])), (A, PROMPT[1:2])]
+    assert losses.heard == [(A, None), (A, PROMPT[1:2])]
