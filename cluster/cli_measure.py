@@ -104,8 +104,15 @@ def calibrate(  # noqa: PLR0913 - one parameter per option
 def simulate(  # noqa: PLR0913 - one parameter per option
     trace: Annotated[Path, typer.Option(help="requests in the Mooncake format, one JSON object a line")],
     engine_only: Annotated[bool, typer.Option("--engine-only", help="one replica, without a router")] = False,
+    replicas: Annotated[int, typer.Option(help="of the fleet")] = 8,
+    policy: Annotated[str, typer.Option(help="all, or names with commas between: see docs")] = "all",
+    kv_tokens: Annotated[int | None, typer.Option(help="cache of each replica (default: that of the example)")] = None,
+    event_lag: Annotated[float, typer.Option(help="milliseconds until cache events reach the router")] = 0.0,
+    kill: Annotated[str | None, typer.Option(help="REPLICA@SECONDS: it dies then, such as 3@120")] = None,
+    png: Annotated[Path | None, typer.Option(help="picture of the comparison (needs matplotlib)")] = None,
     speed: Annotated[float | None, typer.Option(help="requests arrive so many times as fast (default: 1)")] = None,
-    load: Annotated[float | None, typer.Option(help="or: this share of what the replica can do, such as 0.85")] = None,
+    rate: Annotated[float | None, typer.Option(help="or: so many requests a second on average")] = None,
+    load: Annotated[float | None, typer.Option(help="or: this share of what the replicas can do, such as 0.85")] = None,
     limit: Annotated[int | None, typer.Option(help="only the first requests")] = None,
     cold_share: Annotated[float | None, typer.Option(help="change the trace: only this share is cold")] = None,
     kv_blocks: Annotated[int | None, typer.Option(help="size of the pool (default: that of the example)")] = None,
@@ -119,7 +126,33 @@ def simulate(  # noqa: PLR0913 - one parameter per option
     seed: Annotated[int, typer.Option(help="of arrivals, tokens and the cold share")] = 0,
     json: Annotated[bool, typer.Option("--json", help="print one JSON object")] = False,
 ) -> None:
-    """Run a trace through the real scheduler and KV bookkeeping in virtual time: TTFT, hit rate, preemptions."""
+    """Run a trace through the real router, scheduler and KV bookkeeping in virtual time: TTFT by policy."""
+    if not engine_only:
+        from cluster.simulate_fleet_command import FleetOptions, run_fleet
+
+        fleet = FleetOptions(
+            trace=trace,
+            replicas=replicas,
+            policy=policy,
+            speed=speed,
+            rate=rate,
+            load=load,
+            limit=limit,
+            cold_share=cold_share,
+            kv_tokens=kv_tokens,
+            event_lag_ms=event_lag,
+            kill=kill,
+            step_time=step_time,
+            token_budget=token_budget,
+            max_num_seqs=max_num_seqs,
+            prefix_first=scheduling == "prefix",
+            ageing_s=ageing_s,
+            hold_back=hold_back,
+            seed=seed,
+            png=png,
+        )
+        run_command(run_fleet, fleet, as_json=json)
+        return
     from cluster.simulate_command import SimulateOptions, run_simulate
 
     options = SimulateOptions(

@@ -52,7 +52,7 @@ class SimulateOptions:
     def check(self) -> None:
         """ConfigError names the option."""
         if not self.engine_only:
-            raise ConfigError("simulate: only --engine-only exists so far: one replica without a router")
+            raise ConfigError("this is one replica without a router: --engine-only")
         if self.speed is not None and self.load is not None:
             raise ConfigError("--speed and --load both say how fast requests arrive; give one")
         for name, value in (("speed", self.speed), ("load", self.load)):

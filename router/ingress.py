@@ -38,10 +38,10 @@ from router.front_door import FrontDoor
 from router.grpc_api import GrpcApi
 from router.http_api import Services, build_http_app
 from router.parity_watch import ParityWatch
+from router.policies import create_policy
 from router.reuse_watch import ReuseWatch
 from router.route_ledger import RouteLedger
 from router.routing_state import RoutingState
-from router.scoring import create_policy
 from router.serve_dispatcher import ServeDispatcher
 from router.token_channels import TokenChannels
 

@@ -24,6 +24,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from cluster.core.replica import Epoch, WorkerId
+from cluster.core.step_time import StepTimeModel
 from cluster.index.base import NO_EPOCH
 from cluster.index.follower import IndexFollower
 from cluster.index.instrumented import InstrumentedIndex
@@ -32,6 +33,7 @@ from cluster.index.speculative import SpeculativeIndex
 from router.decision_log import DecisionLog, RouteDecision
 from router.generation import ReplicaStatus
 from router.index_status import IndexStatus, WorkerIndexStatus, follower_metrics
+from router.own_work import OwnWork
 from router.parity_watch import ParityWatch, Promise
 from router.replica_lives import ReplicaLives
 from router.reuse_counters import ReuseCounters
@@ -39,9 +41,11 @@ from router.reuse_watch import ReuseWatch
 from router.route_explanation import RouteExplanation
 from router.route_hint import RouteHint
 from router.route_ledger import RouteLedger
-from router.scoring import Candidate, Policy
+from router.scoring import Candidate, Policy, Score
 
 __all__ = ["NO_EPOCH", "RouteDecision", "RouteHint", "RoutingState", "install", "installed"]
+
+_HOT_REQUESTS = 6  # live or just prefilled, that share a prefix: then it is worth a second copy
 
 
 @dataclass(slots=True, eq=False)
@@ -53,6 +57,10 @@ class _View:
     others_tokens: int
     rate: float
     busy: int
+    waiting: int
+    step_time: StepTimeModel | None
+    kv_in_use: float
+    kv_free: float
 
 
 @dataclass(slots=True)
@@ -70,12 +78,13 @@ class RoutingState:
     clock: Callable[[], float] = time.monotonic
     reuse: ReuseWatch | None = None
     lost: set[WorkerId] = field(default_factory=set)
+    work: OwnWork = field(default_factory=OwnWork)
     _lives: ReplicaLives = field(init=False)
     _views: dict[WorkerId, _View] = field(default_factory=dict)
     _log: DecisionLog = field(init=False)
 
     def __post_init__(self) -> None:
-        self._lives = ReplicaLives(self._continued, self.speculative.end_life)
+        self._lives = ReplicaLives(self._continued, self._ended)
         self._log = DecisionLog(self.reuse, self.chunk_tokens, self._feed_late, self.clock)
 
     @property
@@ -87,17 +96,19 @@ class RoutingState:
         """Rank the replicas that Serve offers, book the request on the best, and remember why."""
         self.release(hint.request_id)
         confirmed, held = self._overlaps(hint)
-        candidates = [self._candidate(worker_id, hint, held.get(worker_id, 0)) for worker_id in worker_ids]
+        hot = self._hot_chunks(hint, held)
+        candidates = [self._candidate(worker_id, hint, held.get(worker_id, 0), hot) for worker_id in worker_ids]
         ranking = self.policy.rank(hint.prompt_tokens, candidates)
         if ranking:
             self._log.made(hint, ranking, held)
-            self._book(hint, ranking[0].candidate, confirmed)
+            self._book(hint, ranking[0], confirmed)
         return [score.candidate.worker_id for score in ranking]
 
     def preview(self, hint: RouteHint) -> RouteExplanation:
         """What `decide` would do now, if all known replicas were offered. Books nothing."""
         _, held = self._overlaps(hint)
-        candidates = [self._candidate(worker_id, hint, held.get(worker_id, 0)) for worker_id in self.follower.workers]
+        hot, worker_ids = self._hot_chunks(hint, held), self.follower.workers
+        candidates = [self._candidate(worker_id, hint, held.get(worker_id, 0), hot) for worker_id in worker_ids]
         policy = copy.deepcopy(self.policy)  # ranking may move its turn, or draw from its chance
         ranking = policy.rank(hint.prompt_tokens, candidates)
         return self._log.draft(hint, ranking, held).explanation(dry_run=True)
@@ -119,13 +130,14 @@ class RoutingState:
             confirmed, held = self._overlaps(hint)
             candidate = self._candidate(worker_id, hint, held.get(worker_id, 0))
             self._log.moved(hint, candidate, held)
-            self._book(hint, candidate, confirmed)
+            self._book(hint, self.policy.rank(hint.prompt_tokens, [candidate])[0], confirmed)
 
     def answered(self, request_id: str, cached_tokens: int | None) -> str | None:
         """Its first token is here, with what the engine reused; None: it ended before the engine began.
 
         Returns what the client is told of its prompt's reuse."""
         self.ledger.prefill_done(request_id)
+        self.work.answered(request_id, self.clock())
         self.parity.answered(request_id, cached_tokens)
         if cached_tokens is None:
             return None
@@ -136,6 +148,7 @@ class RoutingState:
     def release(self, request_id: str) -> None:
         """It is over, or about to be routed again."""
         self.ledger.release(request_id)
+        self.work.release(request_id, self.clock())
         self.parity.forget(request_id)
         self.speculative.withdraw(request_id)
         if self.reuse is not None:
@@ -218,26 +231,45 @@ class RoutingState:
         }
         return confirmed, held
 
-    def _candidate(self, worker_id: WorkerId, hint: RouteHint, chunks: int) -> Candidate:
-        view = self._view(worker_id)
+    def _candidate(self, worker_id: WorkerId, hint: RouteHint, chunks: int, hot: int = 0) -> Candidate:
+        view, lost = self._view(worker_id), worker_id in self.lost or worker_id in hint.exclude
         if view is None:
             own = self.ledger.load(worker_id, self._lives.epoch(worker_id, None))
-            ahead, running, rate, overlap = own.tokens, own.requests, 0.0, 0
-        else:
-            tokens, requests = self.ledger.load(worker_id, view.epoch)
-            ahead, rate = tokens + view.others_tokens, view.rate
-            running = requests if requests > view.busy else view.busy
-            overlap = chunks * self.chunk_tokens if chunks and self._has_affinity(view.known) else 0
-            if overlap >= hint.prompt_tokens:
-                overlap = hint.prompt_tokens - 1  # one token is always computed
+            work = self.work.look(worker_id, 0, self.clock())
+            return Candidate(worker_id, 0, own.tokens, 0.0, own.requests, lost, work, requests=own.requests)
+        tokens, requests = self.ledger.load(worker_id, view.epoch)
+        overlap = chunks * self.chunk_tokens if chunks and self._has_affinity(view.known) else 0
+        if overlap >= hint.prompt_tokens:
+            overlap = hint.prompt_tokens - 1  # one token is always computed
         return Candidate(
-            worker_id=worker_id,
-            overlap_tokens=overlap,
-            ahead_tokens=ahead,
-            prefill_tokens_per_s=rate,
-            running=running,
-            lost=worker_id in self.lost or worker_id in hint.exclude or (view is not None and view.known.load.paused),
+            worker_id,
+            overlap,
+            tokens + view.others_tokens,
+            view.rate,
+            requests if requests > view.busy else view.busy,
+            lost or view.known.load.paused,
+            self.work.look(worker_id, overlap, self.clock()),
+            view.others_tokens,
+            view.step_time,
+            view.waiting,
+            view.kv_in_use,
+            view.kv_free,
+            requests,
+            min(hot * self.chunk_tokens, hint.prompt_tokens - 1) if hot and self._has_affinity(view.known) else 0,
+            view.known.info.num_blocks * view.known.info.block_size,
         )
+
+    def _hot_chunks(self, hint: RouteHint, held: Mapping[WorkerId, int]) -> int:
+        """Of a prefix that one replica holds, nobody else holds half of, and many requests share; else 0."""
+        first = second = 0
+        for chunks in held.values():
+            if chunks > first:
+                first, second = chunks, first
+            elif chunks > second:
+                second = chunks
+        if not first or second * 2 >= first:
+            return 0
+        return first if self.speculative.num_sharing(hint.chunk_hashes, first) >= _HOT_REQUESTS else 0
 
     def _view(self, worker_id: WorkerId) -> _View | None:
         """None while the index's feed does not know the worker."""
@@ -253,14 +285,20 @@ class RoutingState:
                 others_tokens=load.total_uncached_tokens - load.uncached_tokens.get(self.router_id, 0),
                 rate=load.prefill_tokens_per_s,
                 busy=load.running + load.waiting,
+                waiting=load.waiting,
+                step_time=_step_time(load.step_time_model),
+                kv_in_use=load.in_use_blocks / (load.total_blocks or 1),
+                kv_free=load.free_blocks / (load.total_blocks or 1),
             )
             self.lost.discard(worker_id)  # it was dropped when it was lost: this is another life
         return view
 
-    def _book(self, hint: RouteHint, candidate: Candidate, confirmed: Mapping[WorkerId, int]) -> None:
+    def _book(self, hint: RouteHint, score: Score, confirmed: Mapping[WorkerId, int]) -> None:
+        candidate = score.candidate
         request_id, worker_id, overlap = hint.request_id, candidate.worker_id, candidate.overlap_tokens
         view, epoch = self._view(worker_id), self.epoch_of(worker_id)
         self.ledger.book(request_id, worker_id, epoch, hint.prompt_tokens - overlap)
+        self.work.book(request_id, worker_id, score.own_s, hint.prompt_tokens, overlap, self.clock())
         if view is not None and view.known.indexed:
             self.speculative.routed(request_id, worker_id, epoch, hint.chunk_hashes)
         if overlap:
@@ -278,6 +316,18 @@ class RoutingState:
     def _continued(self, worker_id: WorkerId, old: Epoch, new: Epoch) -> None:
         self.ledger.carry_over(worker_id, old, new)
         self.speculative.carry_over(worker_id, new)
+
+    def _ended(self, worker_id: WorkerId) -> None:
+        self.speculative.end_life(worker_id)
+        self.work.end_life(worker_id)
+
+
+def _step_time(coefficients: Sequence[float]) -> StepTimeModel | None:
+    """None while a replica has none, and when what it says is not one."""
+    try:
+        return StepTimeModel.from_wire(list(coefficients))
+    except ValueError:
+        return None
 
 
 _states: dict[str, RoutingState] = {}

@@ -1,31 +1,33 @@
-"""Scoring: which replica gives the first token soonest.
+"""Scoring: what a policy sees of a replica, what it says of it, and the policies by name.
 
-The estimate of a replica is (uncached tokens already ahead there + this prompt's own uncached tokens) / its prefill
-rate. Replicas whose estimates are within `near_tie` of the best are equal; among them the larger overlap wins,
-then the fewer running sequences, then chance.
-
-Owns: Candidate, Score, and the policies behind one protocol. Pure arithmetic, no ray, no redis.
-Does not: look anything up (router.routing_state gathers candidates) or book load.
-Invariants: every candidate appears once in a ranking; a policy sees only what Candidate carries.
+Owns: Candidate, Score, the Policy protocol, the two simple policies, and `create_policy`.
+Does not: look anything up (router.routing_state gathers candidates), book load, or estimate (router.estimated_ttft).
+Invariants: every candidate appears once in a ranking; a policy sees only what Candidate carries. Pure arithmetic, no
+ray, no redis.
 """
 
 from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from cluster.core.replica import WorkerId
+from cluster.core.step_time import StepTimeModel
+from router.own_work import NO_WORK, Work
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Candidate:
+class Candidate(NamedTuple):
     """A replica as one request sees it.
 
     overlap_tokens: prompt tokens it already holds.  ahead_tokens: uncached tokens queued or running before this
     request.  prefill_tokens_per_s: its recent rate, 0 while unknown.  lost: it failed us and has not come back, or it
-    runs nothing now (paused): the last choice.
+    runs nothing now (paused): the last choice.  running: its requests, of all routers.
+    work: of this router's requests there.  others_tokens: of `ahead_tokens`, those of other routers.
+    step_time: its model, None while unknown.  waiting: its queue.  kv_in_use, kv_free: shares of its blocks that live
+    requests hold, and that hold nothing.  requests: this router's live ones.
+    hot_tokens: of a prefix that many ask for and one other replica has: a second copy of it is not charged.
+    kv_tokens: what its memory holds, 0 while unknown.
     """
 
     worker_id: WorkerId
@@ -34,45 +36,28 @@ class Candidate:
     prefill_tokens_per_s: float = 0.0
     running: int = 0
     lost: bool = False
+    work: Work = NO_WORK
+    others_tokens: int = 0
+    step_time: StepTimeModel | None = None
+    waiting: int = 0
+    kv_in_use: float = 0.0
+    kv_free: float = 0.0
+    requests: int = 0
+    hot_tokens: int = 0
+    kv_tokens: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class Score:
-    """`cost` is comparable within one ranking only; for estimated_ttft it is seconds."""
+class Score(NamedTuple):
+    """`cost` is comparable within one ranking only.  own_s: compute seconds of this request there, where estimated."""
 
     candidate: Candidate
     cost: float
+    own_s: float = 0.0
 
 
 class Policy(Protocol):
     def rank(self, prompt_tokens: int, candidates: Sequence[Candidate]) -> list[Score]:
         """All candidates, best first."""
-
-
-class EstimatedTtft:
-    """Lowest estimated time to first token; near-ties go to the larger overlap."""
-
-    def __init__(self, default_rate: float, near_tie: float, rng: random.Random) -> None:
-        self._default_rate = default_rate
-        self._near_tie = near_tie
-        self._rng = rng
-
-    def rank(self, prompt_tokens: int, candidates: Sequence[Candidate]) -> list[Score]:
-        known = [c.prefill_tokens_per_s for c in candidates if c.prefill_tokens_per_s > 0]
-        fallback = sum(known) / len(known) if known else self._default_rate
-        costs = {
-            c.worker_id: (c.ahead_tokens + max(prompt_tokens - c.overlap_tokens, 1))
-            / (c.prefill_tokens_per_s or fallback)
-            for c in candidates
-        }
-        best = min((costs[c.worker_id] for c in candidates if not c.lost), default=0.0)
-        bound = best * (1 + self._near_tie)
-
-        def key(c: Candidate) -> tuple[bool, float, int, int, float]:
-            cost = costs[c.worker_id]
-            return (c.lost, 0.0 if cost <= bound else cost, -c.overlap_tokens, c.running, self._rng.random())
-
-        return [Score(c, costs[c.worker_id]) for c in sorted(candidates, key=key)]
 
 
 class LeastUncached:
@@ -98,13 +83,3 @@ class RoundRobin:
         self._turn += 1
         turned = sorted(ordered[start:] + ordered[:start], key=lambda c: c.lost)
         return [Score(c, float(place)) for place, c in enumerate(turned)]
-
-
-def create_policy(name: str, *, default_rate: float, near_tie: float, rng: random.Random) -> Policy:
-    if name == "estimated_ttft":
-        return EstimatedTtft(default_rate, near_tie, rng)
-    if name == "least_uncached":
-        return LeastUncached(rng)
-    if name == "round_robin":
-        return RoundRobin()
-    raise ValueError(f"unknown routing policy {name!r}")

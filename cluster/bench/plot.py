@@ -35,18 +35,24 @@ def require_matplotlib() -> None:
         raise ConfigError("--png needs matplotlib: pip install 'kvray[bench]'") from None
 
 
-def draw(summaries: Sequence[Summary], path: Path) -> None:
+def new_figure(width: float, height: float) -> Any:
+    """Inches."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
+    figure = Figure(figsize=(width, height), layout="constrained")
+    FigureCanvasAgg(figure)
+    return figure
+
+
+def draw(summaries: Sequence[Summary], path: Path) -> None:
     groups: dict[str, list[Summary]] = {}
     for summary in summaries:
         if summary.workload in MAIN_FIGURE and summary.median(MAIN_FIGURE[summary.workload][0]) is not None:
             groups.setdefault(summary.workload, []).append(summary)
     peers = list(dict.fromkeys(summary.peer for group in groups.values() for summary in group))
     rows = max(1, -(-len(groups) // _COLUMNS))
-    figure = Figure(figsize=(4.5 * _COLUMNS, 3.2 * rows), layout="constrained")
-    FigureCanvasAgg(figure)
+    figure = new_figure(4.5 * _COLUMNS, 3.2 * rows)
     for place, (workload, group) in enumerate(groups.items(), start=1):
         _draw_workload(figure.add_subplot(rows, _COLUMNS, place), workload, group, peers)
     figure.savefig(path, dpi=120)

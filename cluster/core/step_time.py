@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 import sys
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from cluster.core.non_negative import solve_non_negative
@@ -69,7 +69,13 @@ class StepTimeModel:
         )
 
     def to_wire(self) -> list[float]:
-        return list(astuple(self))
+        return [
+            self.base,
+            self.per_prefill_token,
+            self.per_prefill_context,
+            self.per_decode_seq,
+            self.per_decode_context,
+        ]
 
     @classmethod
     def from_wire(cls, wire: Any) -> StepTimeModel:

@@ -128,6 +128,20 @@ class SpeculativeIndex:
             node = child
         return found
 
+    def num_sharing(self, chunk_hashes: Path, depth: int) -> int:
+        """Entries that begin with the first `depth` chunks."""
+        self._expire()
+        node, reached = self._root, 0
+        while reached < depth:
+            child = node.children.get(chunk_hashes[reached])
+            if child is None:
+                return 0
+            reached = _parting(chunk_hashes, child.path, reached, min(depth, child.end))
+            if reached < min(depth, child.end):
+                return 0
+            node = child
+        return sum(node.holders.values())
+
     def snapshot(self) -> dict[str, float]:
         """Gauges and counters by metric name."""
         self._expire()

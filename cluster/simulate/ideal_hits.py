@@ -36,3 +36,14 @@ def _hit(request: TraceRequest, seen: dict[int, int]) -> int:
         if tokens > before:
             seen[hash_id] = tokens
     return min(hit, request.prompt_tokens - 1)
+
+
+def ideal_block_hits(requests: Sequence[TraceRequest]) -> float:
+    """Share of all block references, the last partial ones too, whose id came before: as Dynamo counts it."""
+    seen: set[int] = set()
+    hits = references = 0
+    for request in requests:
+        references += len(request.hash_ids)
+        hits += sum(hash_id in seen for hash_id in request.hash_ids)
+        seen.update(request.hash_ids)
+    return hits / references if references else 0.0

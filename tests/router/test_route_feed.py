@@ -83,7 +83,7 @@ def test_in_a_fleet_of_two_route_schemes_the_other_one_is_chosen_by_load_only() 
         await feed.start()
         assert world.decide(hint("r1"), A, B) == [A, B]
         assert (world.seen[A].overlap_tokens, world.seen[B].overlap_tokens) == (4 * CHUNK, 0)
-        world.ledger.book("busy", A, world.state.epoch_of(A), 1000)
+        world.state.work.book("busy", A, 1.0, 2000, 1000, world.state.clock())
         assert world.decide(hint("r2"), A, B) == [B, A]  # it does serve, and what it gets attracts nobody
         world.state.answered("r2", 0)
         world.decide(hint("r3"), A, B)

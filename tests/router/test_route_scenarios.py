@@ -12,8 +12,8 @@ from routing_fleet import Job, RoutingFleet
 from cluster.config import RouterConfig
 from cluster.core.replica import WorkerId
 from cluster.index.speculative import LINGER_S
+from router.policies import create_policy
 from router.route_ledger import NO_LOAD
-from router.scoring import create_policy
 
 PREFIX = 4096
 RATE = 4096.0
@@ -64,7 +64,7 @@ def test_among_the_least_busy_workers_the_longest_prefix_still_wins() -> None:
 
 def test_a_burst_with_one_new_prefix_is_prefilled_on_two_workers_at_most() -> None:
     """16 at once on 4 workers, while the first event needs 200 ms: only what was routed can tell."""
-    for tail in (0, 8, 16):
+    for tail in (0, 8, 16, 64):
         fleet = RoutingFleet(workers=4, rate=RATE, lag_s=0.2)
         for number in range(16):
             fleet.at(0.0, partial(fleet.send, f"r{number}", prompt(number, tail)))

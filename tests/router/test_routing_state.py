@@ -203,7 +203,7 @@ def test_booked_work_turns_the_next_request_away(world: RoutingWorld) -> None:
     world.join(A)
     world.join(B)
     first = world.decide(hint("r1"), A, B)[0]
-    second = world.decide(hint("r2"), A, B)[0]
+    second = world.decide(hint("r2", salt="another"), A, B)[0]
     assert {first, second} == {A, B}
 
 

@@ -15,12 +15,13 @@ from cluster.index.instrumented import InstrumentedIndex
 from cluster.index.known import FollowerCounters, FollowerState, KnownWorker
 from cluster.index.memory import MemoryIndex
 from cluster.index.speculative import SpeculativeIndex
+from router.estimated_ttft import EstimatedTtft
 from router.parity_watch import ParityWatch
 from router.reuse_watch import ReuseWatch
 from router.route_hint import PromptTrail
 from router.route_ledger import RouteLedger
 from router.routing_state import RouteHint, RoutingState
-from router.scoring import Candidate, EstimatedTtft, Policy
+from router.scoring import Candidate, Policy
 
 CHUNK = 4  # tokens
 A, B, C = WorkerId("a"), WorkerId("b"), WorkerId("c")

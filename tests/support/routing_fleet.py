@@ -18,8 +18,8 @@ from fake_routing import CHUNK, RoutingWorld, hint_of
 from cluster.config import RouterConfig
 from cluster.core.hashing import ChunkHash
 from cluster.core.replica import WorkerId
+from router.policies import create_policy
 from router.routing_state import RouteHint
-from router.scoring import create_policy
 
 
 @dataclass(eq=False)

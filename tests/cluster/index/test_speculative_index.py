@@ -47,6 +47,17 @@ def test_a_prompt_on_its_way_counts_up_to_where_another_parts_from_it() -> None:
     assert index.overlaps(()) == {}
 
 
+def test_it_counts_who_shares_a_beginning_on_any_worker() -> None:
+    index = World().index
+    prompts = (hashes(0, 1, 2, 3, 4), hashes(0, 1, 2, 3), hashes(0, 1, 7), hashes(5, 1))
+    for number, prompt in enumerate(prompts):
+        index.routed(f"r{number}", A if number % 2 else B, E1, prompt)
+    assert [index.num_sharing(PROMPT, depth) for depth in range(1, 7)] == [3, 3, 2, 2, 1, 0]
+    assert index.num_sharing(hashes(9), 1) == 0
+    index.withdraw("r0")
+    assert [index.num_sharing(PROMPT, depth) for depth in (2, 4, 5)] == [2, 1, 0]
+
+
 def test_the_longest_of_a_workers_prompts_counts() -> None:
     index = World().index
     index.routed("r1", A, E1, PROMPT[:2])
