@@ -94,6 +94,7 @@ class Ingress:
             default_rate=router.default_prefill_tokens_per_s,
             near_tie=router.near_tie,
             rng=random.Random(),
+            token_budget=self._config.engine.token_budget,
         )
         return RoutingState(
             router_id=uuid.uuid4().hex,

@@ -9,13 +9,16 @@ from __future__ import annotations
 
 import random
 
-from router.estimated_ttft import EstimatedTtft
+from router.estimated_ttft import EstimatedTtft, TtftParameters
 from router.scoring import LeastUncached, Policy, RoundRobin
 
 
-def create_policy(name: str, *, default_rate: float, near_tie: float, rng: random.Random) -> Policy:
+def create_policy(
+    name: str, *, default_rate: float, near_tie: float, rng: random.Random, token_budget: int = 2048
+) -> Policy:
+    """token_budget: of a step of the engines."""
     if name == "estimated_ttft":
-        return EstimatedTtft(default_rate, near_tie, rng)
+        return EstimatedTtft(default_rate, near_tie, rng, TtftParameters(token_budget=token_budget))
     if name == "least_uncached":
         return LeastUncached(rng)
     if name == "round_robin":
