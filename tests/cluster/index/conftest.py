@@ -56,7 +56,7 @@ def index_config() -> IndexConfig:
         heartbeat_s=0.05,
         heartbeat_ttl_s=0.4,
         publish_interval_s=0.01,
-        timeout_s=1.0,
+        timeout_s=5.0,  # a loaded machine stops everybody for a second now and then
     )
 
 
