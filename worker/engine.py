@@ -167,11 +167,11 @@ class Engine:
     def _add(self, request: GenerationRequest) -> None:
         waiting = self._constrained
         try:
-            self._scheduler.check(request, len(waiting), waiting.num_tokens)
+            max_tokens = self._scheduler.check(request, len(waiting), waiting.num_tokens)
             if request.request_id in waiting:
                 raise InvalidRequest("request_id", f"request {request.request_id} is already running")
             if request.constraint is None:
-                self._scheduler.add(request)
+                self._scheduler.add(request, max_tokens=max_tokens)
             else:
                 waiting.add(request)
         except KvrayError as error:

@@ -139,12 +139,16 @@ class Scheduler:
             raise InvalidRequest("request_id", f"request {request.request_id} is already running")
         return max_tokens
 
-    def add(self, request: GenerationRequest, grammar: GrammarProgress | None = None) -> None:
+    def add(
+        self, request: GenerationRequest, grammar: GrammarProgress | None = None, *, max_tokens: int | None = None
+    ) -> None:
         """Queue a request, with the beginning of its grammar if it has one. Raises as `check`; nothing has changed.
 
-        One with a grammar was let in when it came, and has waited for the grammar since.
+        max_tokens: what `check` has just answered, so that a long prompt is not looked through twice. One with a
+        grammar was let in when it came, and has waited for the grammar since.
         """
-        max_tokens = self.check(request) if grammar is None else self._gate.max_tokens(request)
+        if max_tokens is None:
+            max_tokens = self.check(request) if grammar is None else self._gate.max_tokens(request)
         if request.sampling.num_rows > 1 or request.sampling.beam_width:
             seq = SequenceGroup(request, max_tokens, self._limits.eos_token_ids, self._decode, grammar).leader
         else:
