@@ -43,7 +43,7 @@ test-long: install  ## the long forms: all 64 tokens of the parity runs, many mo
 	KVRAY_LONG=1 $(BIN)/python -m pytest -q tests/integration/test_parity.py tests/worker/test_engine_random.py tests/worker/test_scheduling_random.py tests/worker/test_pressure.py tests/cluster/simulate/test_queue_order_on_traces.py tests/worker/kvcache/test_kv_driver.py $(ARGS)
 
 bench: install  ## micro benchmarks; results belong in benchmarks/RESULTS.md
-	$(BIN)/python benchmarks/bench_kvcache.py $(ARGS)
+	$(BIN)/python -m benchmarks.bench_kvcache $(ARGS)
 	$(BIN)/python benchmarks/bench_kernels.py
 	$(BIN)/python -m benchmarks.bench_index
 

@@ -1,7 +1,7 @@
 """KV cache bookkeeping, measured: operations per second by cache size, bytes per block, and the cost of a step.
 
-    .venv/bin/python benchmarks/bench_kvcache.py            everything (four minutes, 300 MB of memory)
-    .venv/bin/python benchmarks/bench_kvcache.py --quick    small sizes, for a look
+    .venv/bin/python -m benchmarks.bench_kvcache            everything (four minutes, 300 MB of memory)
+    .venv/bin/python -m benchmarks.bench_kvcache --quick    small sizes, for a look
 
 Two shapes of content. `groups`: eight sequences of 64 blocks share their first 32, the next eight share 32 others,
 and so on. `wide`: 100,000 sequences share one chunk and go on with one chunk of their own: one node with 100,000
@@ -20,12 +20,12 @@ from __future__ import annotations
 import argparse
 import gc
 import random
-import statistics
 import time
 import tracemalloc
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
+from benchmarks.quiet_clock import Stopwatch, python_call_ns
 from cluster.core.hashing import RouteScheme, hash_prompt, root_hash
 from cluster.core.request import GenerationRequest
 from cluster.core.sampling import SamplingParams
@@ -117,22 +117,6 @@ class Filled:
                 self.cache.on_idle(block_id)
 
 
-class Stopwatch:
-    def __init__(self) -> None:
-        self.seconds: list[float] = []
-
-    def __call__(self, call: Callable[[], object]) -> None:
-        started = time.thread_time()
-        call()
-        self.seconds.append(time.thread_time() - started)
-
-    @property
-    def microseconds(self) -> float:
-        """The lowest of the medians of ten stretches."""
-        size = max(len(self.seconds) // 10, 1)
-        return 1e6 * min(statistics.median(self.seconds[at : at + size]) for at in range(0, size * 10, size))
-
-
 def measure_operations(kind: str, shape: Shape, num_blocks: int, repeat: int) -> list[str]:
     filled = Filled(kind, shape, num_blocks)
     manager = BlockManager(filled.pool, filled.cache, BLOCK, SCHEME)
@@ -157,7 +141,7 @@ def measure_operations(kind: str, shape: Shape, num_blocks: int, repeat: int) ->
         manager.free("child")
     gc.enable()
     gc.unfreeze()
-    return [f"{1e6 / watch.microseconds:,.0f}" for watch in (match, insert, evict, fork)]
+    return [f"{1e6 / watch.microseconds().p50:,.0f}" for watch in (match, insert, evict, fork)]
 
 
 def measure_bytes(kind: str, shape: Shape, num_blocks: int) -> float:
@@ -203,19 +187,7 @@ def measure_step(kind: str, num_seqs: int, prompt_tokens: int, steps: int) -> fl
     for _ in range(steps):
         watch(step)
     assert step() and scheduler.num_preemptions == 0
-    return watch.microseconds
-
-
-def python_call_ns() -> float:
-    """What a loop turn with one Python call costs here and now, to compare runs and machines by."""
-
-    def same(n: int) -> int:
-        return n
-
-    watch = Stopwatch()
-    for _ in range(50):
-        watch(lambda: [same(n) for n in range(10_000)])
-    return watch.microseconds / 10_000 * 1000
+    return watch.microseconds().p50
 
 
 def print_table(titles: list[str], rows: list[list[str]]) -> None:

@@ -1,6 +1,6 @@
 """Times on a machine that has other work: of ten stretches, the quietest.
 
-Owns: Stopwatch, quietest, resident_bytes and python_call_ns.
+Owns: Stopwatch, resident_bytes and python_call_ns.
 Does not: import anything but the standard library.
 """
 
