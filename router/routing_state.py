@@ -20,7 +20,7 @@ from __future__ import annotations
 import copy
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from cluster.core.replica import Epoch, WorkerId
@@ -31,6 +31,7 @@ from cluster.index.instrumented import InstrumentedIndex
 from cluster.index.known import FollowerState, KnownWorker
 from cluster.index.speculative import SpeculativeIndex
 from router.decision_log import DecisionLog, RouteDecision
+from router.fleet_speed import FleetSpeed
 from router.generation import ReplicaStatus
 from router.index_status import IndexStatus, WorkerIndexStatus, follower_metrics
 from router.own_work import OwnWork
@@ -55,10 +56,8 @@ class _View:
     known: KnownWorker
     epoch: Epoch
     others_tokens: int
-    rate: float
     busy: int
     waiting: int
-    step_time: StepTimeModel | None
     kv_in_use: float
     kv_free: float
 
@@ -81,6 +80,7 @@ class RoutingState:
     work: OwnWork = field(default_factory=OwnWork)
     _lives: ReplicaLives = field(init=False)
     _views: dict[WorkerId, _View] = field(default_factory=dict)
+    _speeds: FleetSpeed = field(default_factory=FleetSpeed)
     _log: DecisionLog = field(init=False)
 
     def __post_init__(self) -> None:
@@ -97,8 +97,7 @@ class RoutingState:
         self.release(hint.request_id)
         confirmed, held = self._overlaps(hint)
         hot = self._hot_chunks(hint, held)
-        candidates = [self._candidate(worker_id, hint, held.get(worker_id, 0), hot) for worker_id in worker_ids]
-        ranking = self.policy.rank(hint.prompt_tokens, candidates)
+        ranking = self.policy.rank(hint.prompt_tokens, self._candidates(worker_ids, hint, held, hot))
         if ranking:
             self._log.made(hint, ranking, held)
             self._book(hint, ranking[0], confirmed)
@@ -108,9 +107,8 @@ class RoutingState:
         """What `decide` would do now, if all known replicas were offered. Books nothing."""
         _, held = self._overlaps(hint)
         hot, worker_ids = self._hot_chunks(hint, held), self.follower.workers
-        candidates = [self._candidate(worker_id, hint, held.get(worker_id, 0), hot) for worker_id in worker_ids]
         policy = copy.deepcopy(self.policy)  # ranking may move its turn, or draw from its chance
-        ranking = policy.rank(hint.prompt_tokens, candidates)
+        ranking = policy.rank(hint.prompt_tokens, self._candidates(worker_ids, hint, held, hot))
         return self._log.draft(hint, ranking, held).explanation(dry_run=True)
 
     def explained(self, request_id: str) -> RouteExplanation | None:
@@ -128,7 +126,7 @@ class RoutingState:
         if life is not None and life[0] != worker_id:
             self.release(hint.request_id)
             confirmed, held = self._overlaps(hint)
-            candidate = self._candidate(worker_id, hint, held.get(worker_id, 0))
+            (candidate,) = self._candidates([worker_id], hint, held)
             self._log.moved(hint, candidate, held)
             self._book(hint, self.policy.rank(hint.prompt_tokens, [candidate])[0], confirmed)
 
@@ -166,6 +164,7 @@ class RoutingState:
         self.lost &= set(worker_ids)
         kept = {*worker_ids, *self.follower.workers}
         self._lives.keep_only(kept)
+        self._speeds.keep_only(kept)
         self._views = {worker_id: view for worker_id, view in self._views.items() if worker_id in kept}
 
     def max_model_len(self) -> int | None:
@@ -231,13 +230,20 @@ class RoutingState:
         }
         return confirmed, held
 
-    def _candidate(self, worker_id: WorkerId, hint: RouteHint, chunks: int, hot: int = 0) -> Candidate:
-        view, lost = self._view(worker_id), worker_id in self.lost or worker_id in hint.exclude
+    def _candidates(
+        self, worker_ids: Iterable[WorkerId], hint: RouteHint, held: Mapping[WorkerId, int], hot: int = 0
+    ) -> list[Candidate]:
+        views = [(worker_id, self._view(worker_id)) for worker_id in worker_ids]  # all, before any is judged by them
+        return [self._candidate(worker_id, view, hint, held.get(worker_id, 0), hot) for worker_id, view in views]
+
+    def _candidate(self, worker_id: WorkerId, view: _View | None, hint: RouteHint, chunks: int, hot: int) -> Candidate:
+        lost = worker_id in self.lost or worker_id in hint.exclude
         if view is None:
             own = self.ledger.load(worker_id, self._lives.epoch(worker_id, None))
             work = self.work.look(worker_id, 0, self.clock())
             return Candidate(worker_id, 0, own.tokens, 0.0, own.requests, lost, work, requests=own.requests)
         tokens, requests = self.ledger.load(worker_id, view.epoch)
+        speed = self._speeds.of(worker_id)
         overlap = chunks * self.chunk_tokens if chunks and self._has_affinity(view.known) else 0
         if overlap >= hint.prompt_tokens:
             overlap = hint.prompt_tokens - 1  # one token is always computed
@@ -245,12 +251,12 @@ class RoutingState:
             worker_id,
             overlap,
             tokens + view.others_tokens,
-            view.rate,
+            speed.prefill_tokens_per_s,
             requests if requests > view.busy else view.busy,
             lost or view.known.load.paused,
             self.work.look(worker_id, overlap, self.clock()),
             view.others_tokens,
-            view.step_time,
+            speed.step_time,
             view.waiting,
             view.kv_in_use,
             view.kv_free,
@@ -279,14 +285,13 @@ class RoutingState:
         view = self._views.get(worker_id)
         if view is None or view.known is not known:
             load = known.load
+            self._speeds.tell(worker_id, load.prefill_tokens_per_s, _step_time(load.step_time_model))
             view = self._views[worker_id] = _View(
                 known=known,
                 epoch=self._lives.epoch(worker_id, known),
                 others_tokens=load.total_uncached_tokens - load.uncached_tokens.get(self.router_id, 0),
-                rate=load.prefill_tokens_per_s,
                 busy=load.running + load.waiting,
                 waiting=load.waiting,
-                step_time=_step_time(load.step_time_model),
                 kv_in_use=load.in_use_blocks / (load.total_blocks or 1),
                 kv_free=load.free_blocks / (load.total_blocks or 1),
             )

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import random
+from collections import Counter
 from dataclasses import replace
 
 import pytest
 from fake_routing import CHUNK, E1, E2, A, B, C, RoutingWorld, chunks, hint
 
+from cluster.core.replica import WorkerId
 from router import routing_state
+from router.estimated_ttft import EstimatedTtft
 from router.routing_state import NO_EPOCH
 
 
@@ -55,6 +59,36 @@ def test_rate_and_running_come_from_the_heartbeat_or_from_more_own_requests(worl
     world.decide(hint(), A, B)
     assert (world.seen[A].running, world.seen[A].prefill_tokens_per_s) == (3, 250.0)
     assert (world.seen[B].running, world.seen[B].prefill_tokens_per_s) == (4, 0.0)
+
+
+def test_equal_idle_replicas_share_the_requests_although_their_models_differ_by_noise(world: RoutingWorld) -> None:
+    """Once, all of a slow machine's requests went to the one replica that had measured itself 12 % faster."""
+    world.state.policy = EstimatedTtft(default_rate=1000.0, near_tie=0.05, rng=random.Random(1))
+    world.join(A, step_time_model=(0.020, 1e-3, 0.0, 1e-3, 0.0))
+    world.join(B, step_time_model=(0.024, 1.1e-3, 0.0, 1e-3, 0.0))
+    shares: Counter[WorkerId] = Counter()
+    for number in range(40):
+        world.now += 10
+        shares[world.decide(hint(f"{number}", salt=f"{number}"), A, B)[0]] += 1
+        world.state.answered(f"{number}", 0)
+        world.state.release(f"{number}")
+    assert min(shares[A], shares[B]) > 10
+
+
+def test_a_request_goes_to_the_idle_replica_although_the_other_looks_a_little_faster(world: RoutingWorld) -> None:
+    """Whether the first one's token has come, or is late: what runs there counts where the times are near."""
+    world.state.policy = EstimatedTtft(default_rate=1000.0, near_tie=0.05, rng=random.Random(1))
+    for fast, slow in ((A, B), (B, A)):
+        world.join(fast, step_time_model=(0.020, 1e-3, 0.0, 1e-3, 0.0))
+        world.join(slow, step_time_model=(0.026, 1e-3, 0.0, 1e-3, 0.0))
+        for answered in (False, True):
+            first = world.decide(hint("first"), A, B)[0]
+            world.now += 10
+            if answered:
+                world.state.answered("first", 0)
+            assert world.decide(hint("second", salt="x"), A, B)[0] != first
+            world.state.release("first")
+            world.state.release("second")
 
 
 def test_bookings_of_an_earlier_life_are_not_load_of_the_next(world: RoutingWorld) -> None:
