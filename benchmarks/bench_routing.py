@@ -27,10 +27,11 @@ from typing import Any
 
 from cluster.core.hashing import ChunkHash
 from cluster.simulate.fleet_load import speed_for_utilisation
-from cluster.simulate.fleet_report import FleetReport, clairvoyant_bound, make_fleet_report
+from cluster.simulate.fleet_report import FleetReport, clairvoyant_bound, make_fleet_report, mean_alone
 from cluster.simulate.fleet_simulation import FleetSettings, FleetSimulation, trace_hashes
 from cluster.simulate.mooncake_trace import TraceRequest, read_trace
 from cluster.simulate.policy_lineup import BASELINE, LINEUP, OURS, PolicyEntry, chosen_policies
+from cluster.simulate.pooled_hits import farthest_hits, lru_hits
 from cluster.simulate.scaled_replica import ReplicaSettings
 from cluster.simulate.step_times import EXAMPLE
 from cluster.simulate.trace_variants import at_speed
@@ -150,6 +151,15 @@ def print_rows(rows: Sequence[dict[str, Any]]) -> None:
         )
 
 
+def print_limits(trace: Sequence[TraceRequest], setting: Setting) -> None:
+    """What the fleet's memory could save as one cache, and the mean if nobody ever waited then."""
+    asked = sum(request.prompt_tokens for request in trace)
+    for name, count in (("LRU", lru_hits), ("perfect foresight", farthest_hits)):
+        hits = count(trace, 8 * setting.kv_tokens)
+        mean = mean_alone(trace, hits, EXAMPLE, 2048)
+        print(f"one cache of all memory, {name}: hit {sum(hits) / asked:.1%}, mean without any queue {mean:.3f} s")
+
+
 def speed_of(trace: Sequence[TraceRequest], name: str, kv_tokens: int, load: float) -> float:
     (baseline,) = chosen_policies(BASELINE)
     hashes = trace_hashes(trace)
@@ -193,6 +203,7 @@ def main(argv: Sequence[str]) -> int:
                     setting = Setting(name, kv_tokens, load, lag_ms / 1000)
                     found = run_setting(setting, speed, traces, entries, parameters)
                     print_rows(found)
+                    print_limits(traces[0], setting)
                     rows += found
                     if options.json is not None:
                         options.json.write_text(json.dumps(rows, indent=1))

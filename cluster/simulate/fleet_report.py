@@ -89,15 +89,29 @@ def clairvoyant_bound(
     requests: Sequence[TraceRequest], replicas: int, times: StepTimeModel, token_budget: int
 ) -> float:
     """Seconds: a lower bound on the mean time to first token of any policy."""
-    alone, work = [], []
-    for request, hit in zip(requests, ideal_hits(requests), strict=True):
-        tokens = request.prompt_tokens - hit
-        attended = tokens * (hit + (tokens + 1) / 2)
-        least = times.per_prefill_token * tokens + times.per_prefill_context * attended
-        alone.append(least + times.base * -(-tokens // token_budget))
-        work.append((least + times.base * tokens / token_budget) / replicas)
+    hits = ideal_hits(requests)
+    work = [
+        (_least_s(request, hit, times) + times.base * (request.prompt_tokens - hit) / token_budget) / replicas
+        for request, hit in zip(requests, hits, strict=True)
+    ]
     pooled = _shortest_remaining_first([request.arrival_s for request in requests], work)
-    return max(math.fsum(alone) / len(alone), math.fsum(pooled) / len(pooled))
+    return max(mean_alone(requests, hits, times, token_budget), math.fsum(pooled) / len(pooled))
+
+
+def mean_alone(requests: Sequence[TraceRequest], hits: Sequence[int], times: StepTimeModel, token_budget: int) -> float:
+    """Seconds: the mean time to first token if nobody ever waited and each request found so many tokens."""
+    alone = (
+        _least_s(request, hit, times) + times.base * -(-(request.prompt_tokens - hit) // token_budget)
+        for request, hit in zip(requests, hits, strict=True)
+    )
+    return math.fsum(alone) / len(requests)
+
+
+def _least_s(request: TraceRequest, hit: int, times: StepTimeModel) -> float:
+    """What its own tokens take, without the weights that each step reads."""
+    tokens = request.prompt_tokens - hit
+    attended = tokens * (hit + (tokens + 1) / 2)
+    return times.per_prefill_token * tokens + times.per_prefill_context * attended
 
 
 def _shortest_remaining_first(arrivals: Sequence[float], work: Sequence[float]) -> list[float]:
