@@ -136,5 +136,5 @@ class ClusterConfig(_Part):
         if self.engine.model == "demo":
             return "SmolLM2-135M-Instruct"
         path = PurePath(self.engine.model)
-        local = path.is_absolute() or self.engine.model.startswith((".", "~"))
+        local = path.is_absolute() or self.engine.model.startswith((".", "~")) or "://" in self.engine.model
         return (path.name if local else "") or self.engine.model
