@@ -153,7 +153,7 @@ class LocalCluster:
         deadline = time.monotonic() + timeout_s
         while time.monotonic() < deadline:
             try:
-                with urllib.request.urlopen(f"{self.http_url}/health", timeout=5) as reply:
+                with urllib.request.urlopen(f"{self.http_url}/ready", timeout=5) as reply:
                     if reply.status == 200:
                         return
             except (urllib.error.URLError, OSError):

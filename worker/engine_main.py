@@ -51,6 +51,7 @@ class FrameWriter:
             now - self._sent_at >= LOAD_INTERVAL_S
             or load.running != sent.running
             or load.waiting != sent.waiting
+            or load.draining != sent.draining
             or load.uncached_tokens != sent.uncached_tokens
         )
         if news:
