@@ -36,7 +36,7 @@ def build_app(config: ClusterConfig) -> Application:
         max_ongoing_requests=4 * (engine.max_queue + engine.max_num_seqs),
         health_check_period_s=HEALTH_PERIOD_S,
         health_check_timeout_s=HEALTH_TIMEOUT_S,
-        graceful_shutdown_timeout_s=placement.drain_s,
+        graceful_shutdown_timeout_s=placement.stop_limit_s,
         graceful_shutdown_wait_loop_s=0.5,
         ray_actor_options={"num_cpus": placement.cpus_per_replica, "num_gpus": placement.gpus_per_replica},
         request_router_config=RequestRouterConfig(
@@ -48,7 +48,7 @@ def build_app(config: ClusterConfig) -> Application:
         name="Ingress",
         num_replicas=config.router.replicas,
         max_ongoing_requests=10_000,
-        graceful_shutdown_timeout_s=placement.drain_s,
+        graceful_shutdown_timeout_s=placement.stop_limit_s,
         graceful_shutdown_wait_loop_s=0.5,
         ray_actor_options={"num_cpus": 0.1},
     )

@@ -39,6 +39,8 @@ from worker.token_channel_server import TokenChannelServer
 
 logger = logging.getLogger(__name__)
 
+_DRAIN_END_S = 3.0  # the index's timeout, and a little
+
 
 class LLMWorker:
     """`config` is a dumped ClusterConfig."""
@@ -92,6 +94,8 @@ class LLMWorker:
             raise RuntimeError("the engine process is gone")
 
     async def __del__(self) -> None:
+        if self._tasks:  # Serve is stopping us, so the drain ends by itself, and must be let to leave the index
+            await asyncio.wait(self._tasks, timeout=_DRAIN_END_S)
         for task in self._tasks:
             task.cancel()
         await self._ends.aclose()
@@ -130,9 +134,7 @@ class LLMWorker:
     def _watch_for_the_stop(self) -> None:
         is_stopping = serve_is_stopping()
         if is_stopping is None:
-            logger.warning(
-                "this version of Ray does not show when a replica is being stopped: it leaves the index late"
-            )
+            logger.warning("Ray does not show when it stops a replica: this one will refuse nothing before it leaves")
             return
         drain = ReplicaDrain(self._engine, is_stopping, self._reporter.close, self._config.serve.drain_s)
         self._tasks.add(asyncio.get_running_loop().create_task(drain.run(), name="replica-drain"))

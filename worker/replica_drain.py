@@ -9,7 +9,7 @@
 
 Owns: this order and the limit.
 Does not: know Serve (worker.deployment asks it), the index or processes.
-Invariants: `leave` comes after the last token and before the destructor; an engine that dies meanwhile only shortens it.
+Invariants: `leave` comes after the last token and before the destructor's end; an engine that dies only shortens it.
 """
 
 from __future__ import annotations
