@@ -27,7 +27,9 @@ HEALTH_TIMEOUT_S = 10.0
 
 def build_app(config: ClusterConfig) -> Application:
     """`config.index.redis_url` must be set."""
-    dumped, state_name = config.model_dump(), f"{config.serve.name}/LLMWorker"
+    # Without the counts: what a replica is given is part of its version, and a change of it replaces all replicas.
+    dumped = config.model_dump(exclude={"serve": {"replicas"}, "router": {"replicas"}})
+    state_name = f"{config.serve.name}/LLMWorker"
     engine, placement = config.engine, config.serve
     workers = serve.deployment(
         LLMWorker,

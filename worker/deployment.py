@@ -147,7 +147,7 @@ def serve_is_stopping() -> Callable[[], bool] | None:
     requests or to end answers in time. Its own flag is private, so it is only read, and may be missing.
     """
     worker = ray._private.worker.global_worker
-    replica = getattr(worker.actors.get(worker.actor_id), "_replica_impl", None)
+    replica: Any = getattr(worker.actors.get(worker.actor_id), "_replica_impl", None)
     if not isinstance(getattr(replica, "_shutting_down", None), bool):
         return None
     return lambda: bool(replica._shutting_down)

@@ -26,7 +26,8 @@ from worker.runner import Runner
 
 logger = logging.getLogger(__name__)
 
-PREFILL_TOKENS = 256  # matrix kernels take another way from there on
+PREFILL_TOKENS = 256  # kernels of a GPU take another way from there on
+CPU_PREFILL_TOKENS = 32  # ours do not, and every token is felt
 _DECODE_STEPS = 2
 _SAMPLINGS = (
     SamplingParams(temperature=0.0, max_tokens=1 + _DECODE_STEPS, ignore_eos=True),
@@ -44,7 +45,7 @@ def warm_up(config: EngineConfig, runner: Runner, scheme: RouteScheme) -> None:
         return
     plain = CacheConfig(block_size=config.cache.block_size, chunk_tokens=config.cache.chunk_tokens, prefix_cache="off")
     engine = assemble_engine(config.model_copy(update={"cache": plain, "log_blocks": False}), runner, scheme)
-    tokens = min(PREFILL_TOKENS, config.token_budget, room)
+    tokens = min(CPU_PREFILL_TOKENS if facts.device == "cpu" else PREFILL_TOKENS, config.token_budget, room)
     prompt = tuple(1 + position % (facts.vocab_size - 1) for position in range(tokens))
     for number, (sampling, length) in enumerate(zip(_SAMPLINGS, (tokens, max(1, tokens // 4)), strict=True)):
         request = GenerationRequest(request_id=f"warm-up-{number}", prompt_token_ids=prompt[:length], sampling=sampling)

@@ -1,4 +1,4 @@
-"""The time limits of a stop fit into each other: drain < Serve's limit, and the front door's wait is within the drain."""
+"""The time limits of a stop fit into each other: the front door's wait <= drain < Serve's limit."""
 
 from __future__ import annotations
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import fake_engine as fakes
 import pytest
 
@@ -10,7 +12,7 @@ from cluster.core.hashing import RouteScheme
 from worker.batch import Batch
 from worker.engine_assembly import assemble_engine
 from worker.runner import Sampled
-from worker.warm_up import PREFILL_TOKENS, warm_up
+from worker.warm_up import CPU_PREFILL_TOKENS, PREFILL_TOKENS, warm_up
 
 CACHE = CacheConfig(block_size=4, chunk_tokens=8)
 SCHEME = RouteScheme(tokenizer_revision="t", model_revision="m", chunk_tokens=8)
@@ -33,10 +35,12 @@ class Recorder(fakes.FingerprintRunner):
         return super().run(batch)
 
 
-def test_a_prefill_piece_and_decode_steps_of_both_kinds() -> None:
+@pytest.mark.parametrize("device,tokens", [("cpu", CPU_PREFILL_TOKENS), ("cuda", PREFILL_TOKENS)])
+def test_a_prefill_piece_and_decode_steps_of_both_kinds(device: str, tokens: int) -> None:
     runner = Recorder()
+    runner.facts = replace(runner.facts, device=device)
     warm_up(EngineConfig(cache=CACHE), runner, SCHEME)
-    assert runner.shapes == [[PREFILL_TOKENS], [1, PREFILL_TOKENS // 4], [1, 1], [1]]
+    assert runner.shapes == [[tokens], [1, tokens // 4], [1, 1], [1]]
     assert runner.greedy == {True, False}
 
 
