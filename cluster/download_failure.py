@@ -2,7 +2,8 @@
 
 Owns: these texts, what of foreign errors may be shown, and the free space that is asked for before a download.
 Does not: decide what failed where (cluster.hub_model, cluster.remote_model, cluster.model_source).
-Invariants: one line; no token, key or signature that a foreign message may hold.
+Invariants: one line; no token, key or signature that a foreign message may hold (for which reason the errors made of
+these lines have no cause: Serve prints causes).
 """
 
 from __future__ import annotations

@@ -53,7 +53,7 @@ def fetch_from_hub(model: str, report: Report, *, weights: bool) -> Path:
     except ConfigError:
         raise
     except Exception as error:  # the hub's HTTP errors share no base class across its versions
-        raise ConfigError(_reason(model, error)) from error
+        raise ConfigError(_reason(model, error)) from None
     path = Path(found)
     _check_names(model, [entry.name for entry in path.iterdir()], weights)
     return path

@@ -65,7 +65,7 @@ def fetch_from_store(url: str, models_dir: Path, report: Report, *, weights: boo
         problem = ConfigError(_reason(url, error))
         copy = None if _is_refusal(error) else _newest_copy(models_dir, url, weights)
         if copy is None:
-            raise problem from error
+            raise problem from None
         logger.warning("%s; the copy of before is used: %s", problem.message, copy)
         return copy
     return _copy_of(store, files, url, models_dir, report, weights=weights)
@@ -87,11 +87,11 @@ def _copy_of(
     except ConfigError:
         raise
     except LocalDiskError as error:
-        raise ConfigError(f"cannot write {url} to {models_dir}: {disk_reason(error.cause)}") from error
+        raise ConfigError(f"cannot write {url} to {models_dir}: {disk_reason(error.cause)}") from None
     except Exception as error:
         if isinstance(error, OSError) and error.filename is not None:  # a path of ours: stores do not set it
-            raise ConfigError(f"cannot write {url} to {models_dir}: {disk_reason(error)}") from error
-        raise ConfigError(_reason(url, error)) from error
+            raise ConfigError(f"cannot write {url} to {models_dir}: {disk_reason(error)}") from None
+        raise ConfigError(_reason(url, error)) from None
     return target
 
 

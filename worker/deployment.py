@@ -22,6 +22,7 @@ import ray
 from ray import serve
 
 from cluster.config import ClusterConfig
+from cluster.core.errors import KvrayError
 from cluster.core.replica import ReplicaInfo, WorkerId
 from cluster.index.redis_writer import RedisWriter
 from cluster.model_source import resolve_model
@@ -53,7 +54,9 @@ class LLMWorker:
         self._worker_id = WorkerId(serve.get_replica_context().replica_id.unique_id)
         try:
             await self._start()
-        except BaseException:
+        except BaseException as error:
+            if isinstance(error, KvrayError):  # in Serve's own message it stands below a traceback
+                logger.error("replica %s cannot start: %s", self._worker_id, error)
             await self._ends.aclose()
             raise
 

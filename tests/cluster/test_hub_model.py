@@ -49,6 +49,7 @@ def refusal(model: str = "owner/name") -> str:
     with pytest.raises(ConfigError) as caught:
         resolve_model(model)
     assert "\n" not in caught.value.message
+    assert caught.value.__cause__ is None, "Serve would print it, and it may hold secrets"
     return caught.value.message
 
 
