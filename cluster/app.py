@@ -27,7 +27,9 @@ HEALTH_TIMEOUT_S = 10.0
 
 def build_app(config: ClusterConfig) -> Application:
     """`config.index.redis_url` must be set."""
-    dumped, state_name = config.model_dump(), f"{config.serve.name}/LLMWorker"
+    # Without the counts: what a replica is given is part of its version, and a change of it replaces all replicas.
+    dumped = config.model_dump(exclude={"serve": {"replicas"}, "router": {"replicas"}})
+    state_name = f"{config.serve.name}/LLMWorker"
     engine, placement = config.engine, config.serve
     workers = serve.deployment(
         LLMWorker,
@@ -36,7 +38,7 @@ def build_app(config: ClusterConfig) -> Application:
         max_ongoing_requests=4 * (engine.max_queue + engine.max_num_seqs),
         health_check_period_s=HEALTH_PERIOD_S,
         health_check_timeout_s=HEALTH_TIMEOUT_S,
-        graceful_shutdown_timeout_s=placement.drain_s,
+        graceful_shutdown_timeout_s=placement.stop_limit_s,
         graceful_shutdown_wait_loop_s=0.5,
         ray_actor_options={"num_cpus": placement.cpus_per_replica, "num_gpus": placement.gpus_per_replica},
         request_router_config=RequestRouterConfig(
@@ -48,7 +50,7 @@ def build_app(config: ClusterConfig) -> Application:
         name="Ingress",
         num_replicas=config.router.replicas,
         max_ongoing_requests=10_000,
-        graceful_shutdown_timeout_s=placement.drain_s,
+        graceful_shutdown_timeout_s=placement.stop_limit_s,
         graceful_shutdown_wait_loop_s=0.5,
         ray_actor_options={"num_cpus": 0.1},
     )

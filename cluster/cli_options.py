@@ -19,7 +19,9 @@ from cluster.core.errors import ConfigError, InvalidRequest, KvrayError
 from cluster.core.request import check_constrained_sampling
 from cluster.core.sampling import SamplingParams
 
-Model = Annotated[str, typer.Option(help="demo, a Hugging Face id, or a local directory")]
+Model = Annotated[
+    str, typer.Option(help="demo, a Hugging Face id, a local directory, s3://bucket/path or gs://bucket/path")
+]
 Dtype = Annotated[str, typer.Option(help="auto (as stored), float32, bfloat16 or float16")]
 Device = Annotated[str, typer.Option(help="auto, cpu or cuda")]
 AttentionBackend = Annotated[

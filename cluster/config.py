@@ -32,6 +32,9 @@ def parse_bytes(value: object) -> int:
 Bytes = Annotated[int, BeforeValidator(parse_bytes), Field(gt=0)]
 
 
+STOP_MARGIN_S = 10.0
+
+
 class _Part(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -107,7 +110,11 @@ class RouterConfig(_Part):
 
 
 class ServeConfig(_Part):
-    """Where the cluster listens and how many replicas it runs."""
+    """Where the cluster listens and how many replicas it runs.
+
+    drain_s: how long answers may go on when a replica is stopped. Whatever ends processes from outside (Kubernetes'
+    terminationGracePeriodSeconds) must allow more: `stop_limit_s`.
+    """
 
     host: str = "127.0.0.1"
     port: int = Field(8000, ge=1, le=65535)
@@ -116,7 +123,12 @@ class ServeConfig(_Part):
     name: str = "kvray"
     cpus_per_replica: float = Field(0.5, ge=0)
     gpus_per_replica: float = Field(0, ge=0)
-    drain_s: float = Field(0.0, ge=0)
+    drain_s: float = Field(30.0, ge=0)
+
+    @property
+    def stop_limit_s(self) -> float:
+        """When Serve kills a replica that it stops: after its drain and a margin to leave the index. 0: at once."""
+        return self.drain_s + STOP_MARGIN_S if self.drain_s else 0.0
 
 
 class ClusterConfig(_Part):
@@ -136,5 +148,5 @@ class ClusterConfig(_Part):
         if self.engine.model == "demo":
             return "SmolLM2-135M-Instruct"
         path = PurePath(self.engine.model)
-        local = path.is_absolute() or self.engine.model.startswith((".", "~"))
+        local = path.is_absolute() or self.engine.model.startswith((".", "~")) or "://" in self.engine.model
         return (path.name if local else "") or self.engine.model

@@ -30,6 +30,7 @@ from cluster.core.replica import ReplicaInfo
 from cluster.index.private_server import PrivateRedis
 from cluster.index.redis_reader import RedisReader
 from cluster.ray_environment import apply_environment, ray_environment
+from cluster.startup_failure import startup_failure
 
 logger = logging.getLogger(__name__)
 
@@ -38,7 +39,7 @@ class LocalCluster:
     """`show_logs`: print what the replicas log. `ray_temp_dir`: Ray's folder; a short path."""
 
     def __init__(self, config: ClusterConfig, *, show_logs: bool = True, ray_temp_dir: str | None = None) -> None:
-        self.config = config
+        self.config = stopped_at_once(config)
         self._show_logs = show_logs
         self._ray_temp_dir = ray_temp_dir
         self._redis: PrivateRedis | None = None
@@ -147,15 +148,24 @@ class LocalCluster:
         try:
             serve.run(build_app(self.config), name=self.config.serve.name, route_prefix="/")
         except RuntimeError as error:
-            raise ConfigError(f"the application did not start: {error}") from error
+            deployments = serve.status().applications[self.config.serve.name].deployments
+            reason = startup_failure(status.message for status in deployments.values()) or str(error)
+            raise ConfigError(f"the application did not start: {reason}") from error
 
     def _wait_ready(self, timeout_s: float) -> None:
         deadline = time.monotonic() + timeout_s
         while time.monotonic() < deadline:
             try:
-                with urllib.request.urlopen(f"{self.http_url}/health", timeout=5) as reply:
+                with urllib.request.urlopen(f"{self.http_url}/ready", timeout=5) as reply:
                     if reply.status == 200:
                         return
             except (urllib.error.URLError, OSError):
                 time.sleep(0.2)
         raise ConfigError(f"{self.http_url} did not become ready in {timeout_s:.0f} s")
+
+
+def stopped_at_once(config: ClusterConfig) -> ClusterConfig:
+    """A local cluster ends with its user, who does not wait for other people's answers unless told to."""
+    if "drain_s" in config.serve.model_fields_set:
+        return config
+    return config.model_copy(update={"serve": config.serve.model_copy(update={"drain_s": 0.0})})

@@ -18,9 +18,10 @@ from dataclasses import dataclass
 from typing import Literal
 
 from cluster.config import CacheConfig
+from cluster.core.byte_size import format_bytes
 from cluster.core.errors import ConfigError
 from cluster.model_shape import ModelShape
-from worker.kv_sizing import KvPlan, KvRequest, format_bytes, plan_kv
+from worker.kv_sizing import KvPlan, KvRequest, plan_kv
 
 ITEM_SIZES = {"float32": 4, "bfloat16": 2, "float16": 2}
 TYPICAL_TOKENS = (1024, 4096, 8192)

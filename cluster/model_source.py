@@ -1,35 +1,38 @@
 """From what the user wrote after --model to a local Hugging Face directory.
 
-    demo               the demo model, built once in kvray's cache
-    a local directory  itself, when it holds a config.json
-    anything else      a Hugging Face id, through huggingface_hub and its own shared cache
+    demo                        the demo model, built once in kvray's cache
+    a local directory           itself, when it holds a config.json
+    s3://... or gs://...        a copy in kvray's cache (cluster.remote_model)
+    anything else               a Hugging Face id, in the hub's own cache (cluster.hub_model)
 
-Owns: the cache's place, the lock and rename that make building the demo model atomic, one clear line per failure.
-Does not: load models (worker.models) or know how the demo model is converted (cluster.demo_model).
+kvray's cache is $KVRAY_CACHE, the hub's is below $HF_HOME; both may be on a volume that several machines share.
+
+Owns: telling the sources apart, the cache's place, and building the demo model once.
+Does not: download (hub_model, remote_model), load models (worker.models) or convert the demo model (demo_model).
 Invariants: a returned directory is complete, but for weights that nobody asked for; two processes may resolve the
-same model at once; a second call neither downloads nor converts.
+same model at once; a second call neither downloads nor converts; a failure is a ConfigError of one line.
 """
 
 from __future__ import annotations
 
-import errno
-import fcntl
 import logging
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 
 from cluster.core.errors import ConfigError
+from cluster.download_failure import disk_reason
+from cluster.download_lock import one_at_a_time
+from cluster.hub_model import fetch_from_hub
+from cluster.model_files import CONFIG_FILE
+from cluster.remote_model import fetch_from_store
 
 logger = logging.getLogger(__name__)
 
 DEMO = "demo"
 DEMO_NAME = "SmolLM2-135M-Instruct"
-_SMALL_FILES = ["*.json", "*.jinja", "*.model", "*.txt"]
-_WEIGHT_FILES = ["*.safetensors"]
 
 
 def default_cache_dir() -> Path:
@@ -47,34 +50,36 @@ def resolve_model(
 ) -> Path:
     """The local directory of `model`. `on_progress(phase, share)` hears of "download" and "convert".
 
-    `weights` False: config and tokenizer are enough, so a hub model's weights are not downloaded.
+    `weights` False: config and tokenizer are enough, so weights are not downloaded.
     """
     report = on_progress or (lambda _phase, _share: None)
     if model == DEMO:
         return _demo(cache_dir or default_cache_dir(), report)
+    if "://" in model:
+        return fetch_from_store(model, (cache_dir or default_cache_dir()) / "models", report, weights=weights)
     path = Path(model).expanduser()
     if path.is_dir():
-        if not (path / "config.json").is_file():
+        if not (path / CONFIG_FILE).is_file():
             raise ConfigError(f"{path} is not a model directory: it has no config.json")
         return path.resolve()
     if path.is_file():
         raise ConfigError(f"{path} is a file; --model takes its directory, with config.json and tokenizer.json in it")
     if path.exists() or model.startswith((".", "/", "~")) or model.count("/") > 1:
         raise ConfigError(f"model {model!r}: there is no such directory")
-    return _from_hub(model, report, _SMALL_FILES + (_WEIGHT_FILES if weights else []))
+    return fetch_from_hub(model, report, weights=weights)
 
 
 def _demo(cache_dir: Path, report: Callable[[str, float], None]) -> Path:
     target = cache_dir / "models" / DEMO_NAME
-    if (target / "config.json").is_file():
+    if (target / CONFIG_FILE).is_file():
         return target
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        with _locked(target.parent / f".{DEMO_NAME}.lock"):
-            if not (target / "config.json").is_file():
+        with one_at_a_time(target.parent / f".{DEMO_NAME}.lock", "the demo model"):
+            if not (target / CONFIG_FILE).is_file():
                 _build_demo(target, report)
     except OSError as error:
-        raise ConfigError(f"cannot write the demo model to {target}: {_disk_reason(error)}") from error
+        raise ConfigError(f"cannot write the demo model to {target}: {disk_reason(error)}") from error
     return target
 
 
@@ -90,57 +95,3 @@ def _build_demo(target: Path, report: Callable[[str, float], None]) -> None:
             shutil.rmtree(target)
         built.rename(target)
     logger.info("demo model ready in %s", target)
-
-
-@contextmanager
-def _locked(path: Path) -> Iterator[None]:
-    """One process at a time; the kernel frees the lock when its holder dies."""
-    with path.open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield
-
-
-def _from_hub(model: str, report: Callable[[str, float], None], patterns: list[str]) -> Path:
-    from huggingface_hub import snapshot_download  # slow to import, and only this branch needs it
-    from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
-
-    report("download", 0.0)
-    try:
-        path = Path(snapshot_download(model, allow_patterns=patterns))
-    except HFValidationError:
-        raise ConfigError(f"model {model!r} is neither a directory nor a Hugging Face id (owner/name)") from None
-    except (LocalEntryNotFoundError, ConnectionError, TimeoutError) as error:
-        raise ConfigError(f"cannot reach the Hugging Face hub for {model!r}: {_first_line(error)}") from error
-    except Exception as error:  # the hub's HTTP errors share no base class across its versions
-        raise ConfigError(_hub_reason(model, error)) from error
-    if not (path / "config.json").is_file():
-        raise ConfigError(f"{model!r} on the Hugging Face hub is not a model: it has no config.json")
-    report("download", 1.0)
-    return path
-
-
-def _hub_reason(model: str, error: Exception) -> str:
-    from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError
-
-    status = getattr(getattr(error, "response", None), "status_code", None)
-    if isinstance(error, GatedRepoError) or status in (401, 403):
-        advice = "ask for access on its page and set HF_TOKEN to a token that has it"
-        if isinstance(error, RepositoryNotFoundError) and not isinstance(error, GatedRepoError):
-            advice = "the id is wrong, or the model is private and HF_TOKEN is missing or wrong"
-        return f"the Hugging Face hub does not give out {model!r}: {advice}"
-    if isinstance(error, RepositoryNotFoundError):
-        return f"the Hugging Face hub has no model {model!r}"
-    if isinstance(error, OSError):
-        return f"cannot download {model!r}: {_disk_reason(error)}"
-    return f"cannot download {model!r}: {_first_line(error)}"
-
-
-def _disk_reason(error: OSError) -> str:
-    if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        return "the disk is full"
-    return _first_line(error)
-
-
-def _first_line(error: Exception) -> str:
-    text = str(error).strip()
-    return text.splitlines()[0] if text else type(error).__name__

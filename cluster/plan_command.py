@@ -18,12 +18,13 @@ from rich.console import Console
 from rich.table import Table
 
 from cluster.config import ClusterConfig, parse_bytes
+from cluster.core.byte_size import format_bytes
 from cluster.core.errors import ConfigError
 from cluster.memory_plan import MemoryPlan, Weights, plan_memory, weights_dtype
 from cluster.model_shape import FAMILIES, ModelShape, read_shape
 from cluster.model_source import DEMO, resolve_model
 from cluster.progress import resolve_with_progress
-from worker.kv_sizing import account_text, format_bytes
+from worker.kv_sizing import account_text
 from worker.models.fingerprint import checkpoint_bytes
 
 _SOURCES = {"headers": "safetensors headers", "formula": "config.json by formula"}

@@ -12,13 +12,16 @@ import socket
 import sys
 from pathlib import Path
 
+DEREGISTER_S = 2.0
+
 
 def ray_environment(scratch: Path, drain_s: float) -> dict[str, str]:
     """`scratch`: an existing private folder for HAProxy's files."""
     env = {
         # User code, router and handle share one loop, and deployments talk gRPC: 5 to 10 times less CPU per token.
         "RAY_SERVE_THROUGHPUT_OPTIMIZED": "1",
-        "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": f"{drain_s:g}",
+        # A front door that is stopped waits so long, at least, for HAProxy to hear of it. Its answers may take longer.
+        "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": f"{min(drain_s, DEREGISTER_S):g}",
         "RAY_SERVE_LOG_TO_STDERR": "0",
         # 0.1 s by default: too short for a replica on a busy machine, which would look dead.
         "RAY_SERVE_QUEUE_LENGTH_RESPONSE_DEADLINE_S": "2.0",

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple, Protocol
 from cluster.core.constraint import Constraint
 from cluster.core.replica import Epoch, ReplicaInfo, ReplicaLoad, WorkerId
 from cluster.core.request import FinishReason
+from router.readiness import Readiness
 from router.reuse_counters import ReuseCounters
 
 ROUTE_HEADER = "x-kvray-route"  # in HTTP headers and in gRPC trailing metadata
@@ -125,4 +126,7 @@ class StatusSource(Protocol):
         """What was reused of all prompts so far, and for which reasons not more."""
 
     def ready(self) -> bool:
-        """At least one live replica is registered and the index snapshot is in."""
+        """At least one live replica is ready and the index snapshot is in."""
+
+    def readiness(self) -> Readiness:
+        """The same, with what is missing."""

@@ -3,6 +3,7 @@
 Owns: turning calls into `Generator` calls and errors into gRPC status codes.
 Does not: open a port. The ingress deployment delegates to it, and Serve's own server carries it; a plain
 `grpc.aio` server works as well.
+Health says SERVING, for "" and every service, while a request would be served: readiness, as its protocol means it.
 Invariants: every failure sets code and details on the context and raises an error that shows nothing more than
 these; however a stream ends, the generator's events are closed, so that the request is cancelled.
 """

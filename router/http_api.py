@@ -1,6 +1,7 @@
 """The OpenAI-compatible HTTP API.
 
-    POST /v1/completions   POST /v1/chat/completions   GET /v1/models   GET /v1/models/{name}   GET /health
+    POST /v1/completions   POST /v1/chat/completions   GET /v1/models   GET /v1/models/{name}
+    GET /health: this process answers (liveness)   GET /ready: a request would be served (readiness)
 
 Owns: the routes, reading bodies, and answering whole or as a stream.
 Does not: open a port or choose replicas; the Serve ingress mounts the app and provides the services.
@@ -22,7 +23,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 
-from cluster.core.errors import InvalidRequest, KvrayError, ModelNotFound, RequestCancelled
+from cluster.core.errors import InvalidRequest, KvrayError, ModelNotFound, ReplicaLost, RequestCancelled
 from router.chunk_writer import ChunkWriter
 from router.generation import ROUTE_HEADER, GenerationCall, GenerationEvent, Generator, StatusSource
 from router.http_replies import CHAT, COMPLETION, Reply, ReplyShape
@@ -74,8 +75,15 @@ def build_http_app(get_services: Callable[[], Services], *, clock: Callable[[], 
 
     @app.get("/health")
     async def health() -> Response:
-        ready = get_services().status.ready()
-        return JSONResponse({"status": "ready" if ready else "not ready"}, status_code=200 if ready else 503)
+        return JSONResponse({"status": "alive"})
+
+    @app.get("/ready")
+    async def ready() -> Response:
+        try:
+            found = get_services().status.readiness()
+        except ReplicaLost as error:  # there are no services yet
+            return JSONResponse({"status": "not ready", "reason": error.message, "replicas": {}}, status_code=503)
+        return JSONResponse(found.body(), status_code=200 if found.ready else 503)
 
     return app
 

@@ -36,6 +36,7 @@ from router.generation import ReplicaStatus
 from router.index_status import IndexStatus, WorkerIndexStatus, follower_metrics
 from router.own_work import OwnWork
 from router.parity_watch import ParityWatch, Promise
+from router.readiness import Readiness, judge
 from router.replica_lives import ReplicaLives
 from router.reuse_counters import ReuseCounters
 from router.reuse_watch import ReuseWatch
@@ -64,7 +65,9 @@ class _View:
 
 @dataclass(slots=True)
 class RoutingState:
-    """`parity` and `reuse` should be observers of `index`. `reuse` None: nothing is explained."""
+    """`parity` and `reuse` should be observers of `index`. `reuse` None: nothing is explained.
+
+    offered: the replicas that Serve sends requests to; None while it has not said."""
 
     router_id: str
     index: InstrumentedIndex
@@ -77,6 +80,7 @@ class RoutingState:
     clock: Callable[[], float] = time.monotonic
     reuse: ReuseWatch | None = None
     lost: set[WorkerId] = field(default_factory=set)
+    offered: frozenset[WorkerId] | None = None
     work: OwnWork = field(default_factory=OwnWork)
     _lives: ReplicaLives = field(init=False)
     _views: dict[WorkerId, _View] = field(default_factory=dict)
@@ -161,6 +165,7 @@ class RoutingState:
 
     def keep_only(self, worker_ids: Sequence[WorkerId]) -> None:
         """Serve's current replicas: forget losses and lives of those that no longer exist."""
+        self.offered = frozenset(worker_ids)
         self.lost &= set(worker_ids)
         kept = {*worker_ids, *self.follower.workers}
         self._lives.keep_only(kept)
@@ -207,7 +212,16 @@ class RoutingState:
         )
 
     def ready(self) -> bool:
-        return self.follower.ready and bool(self.follower.workers)
+        return self.readiness().ready
+
+    def readiness(self) -> Readiness:
+        return judge(
+            snapshot_in=self.follower.ready,
+            index=self.follower.state,
+            loads={worker_id: known.load for worker_id, known in self.follower.workers.items()},
+            offered=self.offered,
+            lost=self.lost,
+        )
 
     def epoch_of(self, worker_id: WorkerId) -> Epoch:
         """Under which its bookings stand; NO_EPOCH when it was never known."""
@@ -253,7 +267,7 @@ class RoutingState:
             tokens + view.others_tokens,
             speed.prefill_tokens_per_s,
             requests if requests > view.busy else view.busy,
-            lost or view.known.load.paused,
+            lost or view.known.load.paused or view.known.load.draining,
             self.work.look(worker_id, overlap, self.clock()),
             view.others_tokens,
             speed.step_time,

@@ -22,7 +22,7 @@ class Candidate(NamedTuple):
 
     overlap_tokens: prompt tokens it already holds.  ahead_tokens: uncached tokens queued or running before this
     request.  prefill_tokens_per_s: its recent rate, 0 while unknown.  lost: it failed us and has not come back, or it
-    runs nothing now (paused): the last choice.  running: its requests, of all routers.
+    runs nothing now (paused) or is about to stop: the last choice.  running: its requests, of all routers.
     work: of this router's requests there.  others_tokens: of `ahead_tokens`, those of other routers.
     step_time: its model, None while unknown.  waiting: its queue.  kv_in_use, kv_free: shares of its blocks that live
     requests hold, and that hold nothing.  requests: this router's live ones.

@@ -1,9 +1,10 @@
 """LLMWorker: one replica as a Ray Serve deployment: Serve, health, Redis and streaming around an engine child.
 
-Owns: the life of the engine process, of the token channel and of the cache reporter; one Serve call per request.
+Owns: the life of the engine process, of the token channel and of the cache reporter; one Serve call per request; seeing
+that Serve stops it (what follows is worker.replica_drain's).
 Does not: schedule, compute or choose; it contains no logic of its own (a request's is in worker.request_service).
-Invariants: the engine's death deregisters the replica at once and makes it unhealthy; the replica registers before it
-takes traffic.
+Invariants: the engine's death deregisters the replica at once and makes it unhealthy; the replica registers, with
+warm kernels, before it takes traffic; a start that fails ends what it began, and its error is one line.
 """
 
 from __future__ import annotations
@@ -12,8 +13,8 @@ import asyncio
 import logging
 import time
 import uuid
-from collections.abc import AsyncIterator
-from contextlib import aclosing
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, aclosing
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ import ray
 from ray import serve
 
 from cluster.config import ClusterConfig
+from cluster.core.errors import KvrayError
 from cluster.core.replica import ReplicaInfo, WorkerId
 from cluster.index.redis_writer import RedisWriter
 from cluster.model_source import resolve_model
@@ -31,11 +33,14 @@ from worker.cache_reporter import CacheReporter
 from worker.engine_client import EngineClient
 from worker.engine_process import ProcessEnginePort
 from worker.frame import EngineFrame
+from worker.replica_drain import ReplicaDrain
 from worker.request_service import RequestService
 from worker.runner import ModelFacts
 from worker.token_channel_server import TokenChannelServer
 
 logger = logging.getLogger(__name__)
+
+_DRAIN_END_S = 3.0  # the index's timeout, and a little
 
 
 class LLMWorker:
@@ -45,27 +50,41 @@ class LLMWorker:
         configure_logging("worker")
         self._config = ClusterConfig.model_validate(config)
         self._tasks: set[asyncio.Task[None]] = set()
+        self._ends = AsyncExitStack()  # what was started, to be ended in reverse order, also after a failed start
         self._worker_id = WorkerId(serve.get_replica_context().replica_id.unique_id)
+        try:
+            await self._start()
+        except BaseException as error:
+            if isinstance(error, KvrayError):  # in Serve's own message it stands below a traceback
+                logger.error("replica %s cannot start: %s", self._worker_id, error)
+            await self._ends.aclose()
+            raise
+
+    async def _start(self) -> None:
         model_dir = await asyncio.to_thread(resolve_model, self._config.engine.model)
+        self._channel = TokenChannelServer(self._worker_id)
+        self._ends.push_async_callback(self._channel.close)
         self._port = ProcessEnginePort(self._config.engine, str(model_dir))
         self._engine = EngineClient(self._port, on_frame=self._on_frame, on_exit=self._on_exit)
+        self._ends.push_async_callback(self._engine.close)
         self._facts = await self._engine.start()
-        self._channel = TokenChannelServer(self._worker_id)
         await self._channel.start(ray.util.get_node_ip_address())
         self._requests = RequestService(self._engine, self._channel)
         assert self._config.index.redis_url is not None, "the launcher always sets redis_url"
         self._writer = RedisWriter.open(self._config.index, self._config.index.redis_url, self._config.public_name)
+        self._ends.push_async_callback(self._writer.close)
         self._reporter = CacheReporter(
             self._writer,
             await asyncio.to_thread(self._replica_info, model_dir),
             self._config.index,
             time.monotonic,
         )
+        self._ends.push_async_callback(self._reporter.close)
         self._reporter.set_load(self._engine.load)
         await self._reporter.start()
         if not self._engine.alive:  # it died while we registered, when nobody could deregister yet
-            await self._reporter.close()
             raise RuntimeError("the engine process is gone")
+        self._watch_for_the_stop()
         logger.info("replica %s is ready", self._worker_id)
 
     async def generate(self, payload: bytes) -> AsyncIterator[bytes]:
@@ -78,10 +97,11 @@ class LLMWorker:
             raise RuntimeError("the engine process is gone")
 
     async def __del__(self) -> None:
-        await self._reporter.close()
-        await self._writer.close()
-        await self._engine.close()
-        await self._channel.close()
+        if self._tasks:  # Serve is stopping us, so the drain ends by itself, and must be let to leave the index
+            await asyncio.wait(self._tasks, timeout=_DRAIN_END_S)
+        for task in self._tasks:
+            task.cancel()
+        await self._ends.aclose()
 
     def _replica_info(self, model_dir: Path) -> ReplicaInfo:
         facts: ModelFacts = self._facts
@@ -112,5 +132,25 @@ class LLMWorker:
         logger.error("%s: this replica takes no more requests", reason)
         if not hasattr(self, "_reporter"):
             return  # not registered yet; the start finds the engine gone
-        task = asyncio.get_running_loop().create_task(self._reporter.close())
-        self._tasks.add(task)
+        self._tasks.add(asyncio.get_running_loop().create_task(self._reporter.close()))
+
+    def _watch_for_the_stop(self) -> None:
+        is_stopping = serve_is_stopping()
+        if is_stopping is None:
+            logger.warning("Ray does not show when it stops a replica: this one will refuse nothing before it leaves")
+            return
+        drain = ReplicaDrain(self._engine, is_stopping, self._reporter.close, self._config.serve.drain_s)
+        self._tasks.add(asyncio.get_running_loop().create_task(drain.run(), name="replica-drain"))
+
+
+def serve_is_stopping() -> Callable[[], bool] | None:
+    """Whether Serve has begun to stop the replica of this process; None where that cannot be seen.
+
+    Serve says so by the destructor, and calls that when the last answer has ended or never: too late to refuse new
+    requests or to end answers in time. Its own flag is private, so it is only read, and may be missing.
+    """
+    worker = ray._private.worker.global_worker
+    replica: Any = getattr(worker.actors.get(worker.actor_id), "_replica_impl", None)
+    if not isinstance(getattr(replica, "_shutting_down", None), bool):
+        return None
+    return lambda: bool(replica._shutting_down)

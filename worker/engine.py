@@ -142,6 +142,7 @@ class Engine:
             held=scheduler.num_held,
             running=scheduler.num_running,
             paused=scheduler.paused,
+            draining=scheduler.draining,
             uncached_tokens=uncached,
             blocks=self._manager.counts(),
             totals=EngineTotals(

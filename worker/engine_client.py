@@ -13,7 +13,7 @@ import contextlib
 import logging
 from collections.abc import AsyncIterator, Callable, Iterator
 
-from cluster.core.errors import ReplicaLost
+from cluster.core.errors import KvrayError, ReplicaLost
 from cluster.core.replica import ReplicaLoad
 from cluster.core.request import GenerationRequest, TokenDelta
 from worker.delta_sink import DeltaSink
@@ -91,6 +91,15 @@ class EngineClient:
             self._ended.clear()
             await self._ended.wait()
 
+    def end_all(self, error: KvrayError) -> int:
+        """End every answer that is under way with `error`; returns how many that were."""
+        live = [(request_id, stream) for request_id, stream in self._streams.items() if not stream.ended]
+        for request_id, stream in live:
+            stream.take(TokenDelta(request_id=request_id, error=error))
+            with contextlib.suppress(ReplicaLost):
+                self._port.send(EngineCommand(cancel=request_id))
+        return len(live)
+
     async def close(self) -> None:
         self._closing = True
         await asyncio.to_thread(self._port.close)
@@ -99,7 +108,7 @@ class EngineClient:
         self.load = frame.load
         for delta in frame.deltas:
             stream = self._streams.get(delta.request_id)
-            if stream is not None:
+            if stream is not None and not stream.ended:
                 stream.take(delta)
         if self._observe is not None:
             self._observe(frame)

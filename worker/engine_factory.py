@@ -18,15 +18,18 @@ from worker.grammar.grammar_service import GrammarService
 from worker.grammar.vocabulary import Vocabulary
 from worker.model_runner import ModelRunner
 from worker.runner import ModelFacts
+from worker.warm_up import warm_up
 
 
-def build_engine(config: EngineConfig, model_dir: str) -> tuple[Engine, ModelFacts]:
-    """ConfigError when the model cannot run here."""
+def build_engine(config: EngineConfig, model_dir: str, *, warm: bool = False) -> tuple[Engine, ModelFacts]:
+    """ConfigError when the model cannot run here. `warm`: with its first, slow steps behind it."""
     path = Path(model_dir)
     tokenizer = Tokenizer.from_dir(path)
     scheme = route_scheme(path, tokenizer, config.cache.chunk_tokens)
     grammars = GrammarService(lambda: _vocabulary(tokenizer, runner.facts))
     runner = ModelRunner(config, path, grammars.masks)
+    if warm:
+        warm_up(config, runner, scheme)
     return assemble_engine(config, runner, scheme, tokenizer.decode, grammars), runner.facts
 
 

@@ -2,8 +2,8 @@
 
 Owns: this process's start-up, what is left for after it, its logging and its end.
 Does not: outlive its parent: a closed socket ends the loop.
-Invariants: the first message out is either {"facts"} or {"error"}; after it, one frame per step, the first with the
-load, and {"failed"} as the last one when the engine ends by itself.
+Invariants: the first message out is either {"facts"}, when the model is loaded and its kernels are warm, or {"error"};
+after it, one frame per step, the first with the load, and {"failed"} as the last one when the engine ends by itself.
 """
 
 from __future__ import annotations
@@ -51,6 +51,7 @@ class FrameWriter:
             now - self._sent_at >= LOAD_INTERVAL_S
             or load.running != sent.running
             or load.waiting != sent.waiting
+            or load.draining != sent.draining
             or load.uncached_tokens != sent.uncached_tokens
         )
         if news:
@@ -67,7 +68,7 @@ def main(fd: int) -> int:
         return 0
     try:
         config = EngineConfig.model_validate(first[0]["config"])
-        engine, facts = build_engine(config, first[0]["model_dir"])
+        engine, facts = build_engine(config, first[0]["model_dir"], warm=True)
     except KvrayError as error:
         messages.write({"error": error.to_wire()})
         return 1

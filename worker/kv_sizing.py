@@ -11,6 +11,7 @@ from __future__ import annotations
 import sys
 from dataclasses import dataclass
 
+from cluster.core.byte_size import format_bytes
 from cluster.core.errors import ConfigError
 
 
@@ -122,15 +123,6 @@ def container_memory(limit: str, current: str, stat: str) -> int:
         return sys.maxsize
     fields = dict(line.split() for line in stat.splitlines())
     return max(0, int(limit) - int(current) + int(fields.get("inactive_file", 0)))
-
-
-def format_bytes(count: int) -> str:
-    size = float(count)
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if size < 1024:
-            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
-        size /= 1024
-    return f"{size:.1f} TiB"
 
 
 def _blocks(tokens: int, block_size: int) -> int:

@@ -51,6 +51,7 @@ class StepStats:
     held: int = 0
     running: int = 0
     paused: bool = False
+    draining: bool = False
     uncached_tokens: Mapping[str, int] = field(default_factory=dict)
     blocks: BlockCounts
     totals: EngineTotals
@@ -65,6 +66,7 @@ class StepStats:
             held=self.held,
             running=self.running,
             paused=self.paused,
+            draining=self.draining,
             uncached_tokens=dict(self.uncached_tokens),
             free_blocks=blocks.free,
             cached_blocks=blocks.cached,

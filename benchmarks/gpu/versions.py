@@ -18,11 +18,11 @@ import torch
 
 from benchmarks.gpu.environment import GpuEnvironment, Skip
 from benchmarks.gpu.report import Row, first_line
+from cluster.core.byte_size import format_bytes
 from cluster.doctor.device import device_checks
 from cluster.doctor.driver import read_driver
 from cluster.doctor.torch_build import read_torch
 from worker.kernels import select_backend
-from worker.kv_sizing import format_bytes
 
 PACKAGES = ("triton", "transformers", "vllm-flash-attn", "vllm")
 BLOCK_SIZE, HEAD_DIM = 16, 128

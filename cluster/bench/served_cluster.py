@@ -76,7 +76,7 @@ class ServedCluster:
 
     async def _is_ready(self, http: aiohttp.ClientSession) -> bool:
         try:
-            async with http.get(f"{self.url}/health", timeout=aiohttp.ClientTimeout(total=5)) as reply:
+            async with http.get(f"{self.url}/ready", timeout=aiohttp.ClientTimeout(total=5)) as reply:
                 return reply.status == 200
         except (aiohttp.ClientError, OSError):
             return False

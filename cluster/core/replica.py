@@ -50,7 +50,8 @@ class ReplicaLoad:
 
     uncached_tokens: router id -> uncached prompt tokens, queued or running, still to prefill.
     held: of the waiting ones, those that wait for a prefix which is being computed.  paused: it takes requests and
-    runs none.  prefill_tokens_per_s: recent measured rate, 0 while unknown.  step_time_s: recent mean step time.
+    runs none.  draining: it takes no more requests and is about to stop.  prefill_tokens_per_s: recent measured rate,
+    0 while unknown.  step_time_s: recent mean step time.
     step_time_model: the coefficients of cluster.core.step_time, nothing while unknown.
     query_tokens / hit_tokens: prompt tokens looked up and found since start, each request counted once.
     expired_requests: ended by their deadline.  refused_requests: not let in.
@@ -60,6 +61,7 @@ class ReplicaLoad:
     held: int = 0
     running: int = 0
     paused: bool = False
+    draining: bool = False
     uncached_tokens: dict[str, int] = field(default_factory=dict)
     free_blocks: int = 0
     cached_blocks: int = 0

@@ -9,8 +9,9 @@ from types import SimpleNamespace
 from typing import Any
 
 import huggingface_hub
+import huggingface_hub.constants
 import pytest
-from huggingface_hub.errors import GatedRepoError, LocalEntryNotFoundError, RepositoryNotFoundError
+from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, LocalEntryNotFoundError, RepositoryNotFoundError
 
 import cluster.demo_model
 from cluster.core.errors import ConfigError
@@ -40,33 +41,17 @@ def test_local_directories(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
         resolve_model(str(tmp_path / "model.gguf"))
 
 
-def hub(monkeypatch: pytest.MonkeyPatch, outcome: Path | Exception) -> list[dict[str, Any]]:
-    """Replace the hub's download by `outcome`; returns the calls it gets."""
-    calls: list[dict[str, Any]] = []
+def hub(monkeypatch: pytest.MonkeyPatch, outcome: Exception) -> None:
+    """Replace the hub's download by `outcome`."""
 
     def snapshot_download(repo_id: str, **options: Any) -> str:
-        calls.append({"repo_id": repo_id, **options})
-        if isinstance(outcome, Exception):
-            raise outcome
-        return str(outcome)
+        raise outcome
+
+    def model_info(api: Any, repo_id: str, **options: Any) -> Any:
+        raise outcome
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", snapshot_download)
-    return calls
-
-
-def test_hub_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "config.json").write_text("{}")
-    calls = hub(monkeypatch, tmp_path)
-    heard: list[tuple[str, float]] = []
-    assert resolve_model("owner/name", lambda phase, share: heard.append((phase, share))) == tmp_path
-    assert heard == [("download", 0.0), ("download", 1.0)]
-    assert calls[0]["repo_id"] == "owner/name"
-    assert "*.safetensors" in calls[0]["allow_patterns"]
-    assert "*.bin" not in calls[0]["allow_patterns"]
-
-    resolve_model("owner/name", weights=False)
-    assert "*.safetensors" not in calls[1]["allow_patterns"]
-    assert "*.json" in calls[1]["allow_patterns"]
+    monkeypatch.setattr(huggingface_hub.HfApi, "model_info", model_info)
 
 
 def response(status_code: int) -> Any:
@@ -79,27 +64,32 @@ def response(status_code: int) -> Any:
     [
         (RepositoryNotFoundError("x", response=response(404)), "has no model 'owner/name'"),
         (RepositoryNotFoundError("x", response=response(401)), "HF_TOKEN is missing or wrong"),
+        (HfHubHTTPError("x", response=response(401)), "HF_TOKEN is wrong or has expired"),
+        (HfHubHTTPError("x", response=response(403)), "HF_TOKEN has no permission"),
+        (HfHubHTTPError("x", response=response(429)), "too many requests"),
         (GatedRepoError("x", response=response(403)), "ask for access"),
         (LocalEntryNotFoundError("ConnectError: no route\nmore"), "cannot reach the Hugging Face hub"),
         (ConnectionError("refused"), "cannot reach the Hugging Face hub"),
         (OSError(errno.ENOSPC, "No space left on device"), "the disk is full"),
         (RuntimeError("odd\nlines"), "cannot download 'owner/name': odd"),
+        (RuntimeError("no: token=abcdef"), "token=***"),
+        (RuntimeError("no: hf_abcdef"), "hf_***"),
     ],
 )
-def test_hub_failures_are_one_line(outcome: Exception, said: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hub_failures_are_one_line(
+    outcome: Exception, said: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     hub(monkeypatch, outcome)
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path))
     with pytest.raises(ConfigError) as caught:
         resolve_model("owner/name")
     assert said in caught.value.message
     assert "\n" not in caught.value.message
 
 
-def test_ids_that_are_none(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_ids_that_are_none() -> None:
     with pytest.raises(ConfigError, match="neither a directory nor a Hugging Face id"):
         resolve_model("not an id!")
-    hub(monkeypatch, tmp_path)
-    with pytest.raises(ConfigError, match=r"no config\.json"):
-        resolve_model("owner/dataset")
 
 
 def test_two_resolvers_build_the_demo_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

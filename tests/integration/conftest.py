@@ -64,7 +64,7 @@ def wait_http(url: str, process: subprocess.Popen[bytes], log: Path) -> None:
     while time.monotonic() < deadline:
         assert process.poll() is None, f"kvray serve ended early:\n{log.read_text()[-4000:]}"
         try:
-            with urllib.request.urlopen(f"{url}/health", timeout=5) as reply:
+            with urllib.request.urlopen(f"{url}/ready", timeout=5) as reply:
                 if reply.status == 200:
                     return
         except (urllib.error.URLError, OSError):

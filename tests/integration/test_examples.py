@@ -56,6 +56,8 @@ def test_health_and_reflection(cluster: Any) -> None:
             assert reply.status == health_pb2.HealthCheckResponse.SERVING
         names = ProtoReflectionDescriptorDatabase(channel).get_services()
     assert {"kvray.v1.Inference", "kvray.v1.Cache", "grpc.health.v1.Health"} <= set(names)
-    assert httpx.get(f"{cluster.http_url}/health", timeout=20).status_code == 200
+    assert httpx.get(f"{cluster.http_url}/health", timeout=20).json() == {"status": "alive"}
+    ready = httpx.get(f"{cluster.http_url}/ready", timeout=20)
+    assert (ready.status_code, set(ready.json()["replicas"].values())) == (200, {"ready"})
     models = httpx.get(f"{cluster.http_url}/v1/models", timeout=20).json()
     assert [m["id"] for m in models["data"]] == ["demo"]

@@ -277,7 +277,7 @@ def test_the_router_process_dies(cluster: Any, server: Server) -> None:
     (router,) = routers(cluster)
     os.kill(router, signal.SIGKILL)
     eventually(lambda: router not in routers(cluster), "the router process is gone")
-    eventually(lambda: is_healthy(cluster), "another router process answers", timeout_s=120)
+    eventually(lambda: is_ready(cluster), "another router process answers", timeout_s=120)
     hits = 0
     for prompt, holder, cached_tokens in warm:
         body = {"model": "demo", "prompt": prompt, "max_tokens": 4, "temperature": 0}
@@ -297,8 +297,8 @@ def routers(cluster: Any) -> list[int]:
     return [pid for pid in below if process_tree.command_of(pid).startswith("ray::ServeReplica:kvray:Ingress")]
 
 
-def is_healthy(cluster: Any) -> bool:
+def is_ready(cluster: Any) -> bool:
     try:
-        return httpx.get(f"{cluster.http_url}/health", timeout=5).status_code == 200
+        return httpx.get(f"{cluster.http_url}/ready", timeout=5).status_code == 200
     except httpx.HTTPError:
         return False

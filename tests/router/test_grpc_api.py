@@ -20,6 +20,7 @@ from cluster.rpc import inference_pb2 as pb
 from cluster.rpc import inference_pb2_grpc as pb_grpc
 from router.generation import GenerationCall, GenerationEvent, ReplicaStatus, Usage
 from router.grpc_api import GrpcApi
+from router.readiness import Readiness
 from router.reuse_counters import ReuseCounters
 from router.reuse_explanation import Loss, LossReason, ReuseExplanation
 from router.route_explanation import RouteExplanation
@@ -93,6 +94,9 @@ class FakeStatus:
 
     def ready(self) -> bool:
         return self.is_ready
+
+    def readiness(self) -> Readiness:
+        raise AssertionError("health asks for yes or no")
 
 
 class FakeExplainer:

@@ -18,8 +18,10 @@ from starlette.testclient import TestClient
 from cluster.core import errors
 from cluster.core.replica import WorkerId
 from cluster.core.request import FinishReason
+from cluster.index.known import FollowerState
 from router.generation import GenerationCall, GenerationEvent, LogprobEntry, ReplicaStatus, Usage
 from router.http_api import MAX_BODY_BYTES, Services, build_http_app
+from router.readiness import Readiness
 from router.reuse_counters import ReuseCounters
 
 CHAT: list[Any] = [{"role": "user", "content": "hi"}]
@@ -74,6 +76,11 @@ class FakeStatus:
 
     def ready(self) -> bool:
         return self.is_ready
+
+    def readiness(self) -> Readiness:
+        words = {WorkerId("w1"): "ready" if self.is_ready else "draining"}
+        reason = "" if self.is_ready else "no replica is ready"
+        return Readiness(ready=self.is_ready, reason=reason, index=FollowerState.FOLLOWING, replicas=words)
 
 
 class World:
@@ -344,10 +351,24 @@ def test_unknown_paths_and_methods_have_the_same_form(world: World) -> None:
         assert set(response.json()["error"]) == {"message", "type", "param", "code"}
 
 
-def test_health(world: World) -> None:
-    assert world.http.get("/health").status_code == 200
+def test_alive_and_ready_are_two_questions(world: World) -> None:
+    reply = world.http.get("/ready")
+    assert (reply.status_code, reply.json()) == (
+        200,
+        {"status": "ready", "index": "following", "replicas": {"w1": "ready"}},
+    )
     world.status.is_ready = False
-    assert world.http.get("/health").status_code == 503
+    reply = world.http.get("/ready")
+    assert (reply.status_code, reply.json()) == (
+        503,
+        {
+            "status": "not ready",
+            "reason": "no replica is ready",
+            "index": "following",
+            "replicas": {"w1": "draining"},
+        },
+    )
+    assert world.http.get("/health").status_code == 200
 
 
 def test_services_that_are_not_there_yet() -> None:
@@ -355,6 +376,9 @@ def test_services_that_are_not_there_yet() -> None:
         raise errors.ReplicaLost("starting")
 
     http = TestClient(build_http_app(missing), raise_server_exceptions=False)
-    for response in (http.get("/health"), http.get("/v1/models"), http.post("/v1/completions", json={"prompt": "a"})):
+    assert http.get("/health").status_code == 200
+    reply = http.get("/ready")
+    assert (reply.status_code, reply.json()["reason"]) == (503, "starting")
+    for response in (http.get("/v1/models"), http.post("/v1/completions", json={"prompt": "a"})):
         assert response.status_code == 503
         assert response.json()["error"]["code"] == "replica_lost"

@@ -19,6 +19,7 @@ from cluster.rpc import inference_pb2 as pb
 from router.generation import GenerationCall, ReplicaStatus
 from router.grpc_api import GrpcApi
 from router.http_api import Services, build_http_app
+from router.readiness import Readiness
 from router.reuse_counters import ReuseCounters
 
 CODE = grpc.StatusCode
@@ -39,6 +40,9 @@ class NoStatus:
 
     def ready(self) -> bool:
         return True
+
+    def readiness(self) -> Readiness:
+        raise AssertionError("nobody asks")
 
 
 def http(world: DoorWorld, path: str, fields: str, *, stream: bool) -> Any:

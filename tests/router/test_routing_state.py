@@ -349,6 +349,26 @@ def test_ready_needs_the_snapshot_and_a_replica(world: RoutingWorld) -> None:
     assert not world.state.ready()
 
 
+def test_a_replica_that_drains_is_not_ready_and_the_last_choice(world: RoutingWorld) -> None:
+    world.join(A, held=3, draining=True)
+    assert not world.state.ready() and world.state.readiness().replicas == {A: "draining"}
+    world.join(B)
+    assert world.state.ready()
+    assert world.decide(hint(), A, B) == [B, A]
+
+
+def test_readiness_follows_what_serve_offers(world: RoutingWorld) -> None:
+    world.join(A)
+    world.state.keep_only([A, B])
+    assert world.state.readiness().replicas == {A: "ready", B: "not registered"}
+    world.state.mark_lost(A)
+    assert world.state.readiness().replicas == {A: "lost", B: "not registered"} and not world.state.ready()
+    world.join(A, epoch=E2)  # it registered again, and no request has asked about it since
+    assert world.state.ready()
+    world.state.keep_only([B])
+    assert world.state.readiness().replicas == {A: "not offered", B: "not registered"}
+
+
 def test_status_rows_tell_what_the_index_credits(world: RoutingWorld) -> None:
     world.join(A, held=3, epoch=E2, running=4)
     world.join(B)

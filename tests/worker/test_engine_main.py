@@ -45,7 +45,7 @@ def test_wrong_books_are_the_last_message(
     fake = fakes.make_fake_engine()
     fake.engine._check = False  # as in production: not after every step
     fake.engine._manager._pool._refs[5] = 3  # a leak
-    monkeypatch.setattr(engine_main, "build_engine", lambda config, model_dir: (fake.engine, fake.runner.facts))
+    monkeypatch.setattr(engine_main, "build_engine", lambda config, model_dir, warm: (fake.engine, fake.runner.facts))
     messages, fd = parent
     assert engine_main.main(fd) == 1
     facts, frame, failed = messages.read(wait=True) or []

@@ -8,8 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from cluster.core.byte_size import format_bytes
 from cluster.core.errors import ConfigError
-from worker.kv_sizing import KvRequest, account_text, available_memory, container_memory, format_bytes, plan_kv
+from worker.kv_sizing import KvRequest, account_text, available_memory, container_memory, plan_kv
 
 MIB = 2**20
 

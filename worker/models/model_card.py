@@ -16,8 +16,8 @@ from typing import Any, Protocol
 
 import torch
 
+from cluster.core.byte_size import format_bytes
 from cluster.core.errors import ConfigError
-from worker.kv_sizing import format_bytes
 from worker.models.decoder_spec import DecoderSpec, canonical_rope
 
 logger = logging.getLogger(__name__)
