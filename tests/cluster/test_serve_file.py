@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import re
+import typing
 from pathlib import Path
 from typing import Any
 
@@ -43,9 +45,20 @@ def options_of(model: type[BaseModel], at: str = "") -> set[str]:
         inner = field.annotation
         if isinstance(inner, type) and issubclass(inner, BaseModel):
             names |= options_of(inner, f"{at}{name}.")
-        else:
+        elif not optional_part(inner):
             names.add(f"{at}{name}")
     return names
+
+
+def optional_part(annotation: Any) -> type[BaseModel] | None:
+    """A part of the configuration that may be left out altogether."""
+    parts = [part for part in typing.get_args(annotation) if isinstance(part, type) and issubclass(part, BaseModel)]
+    return parts[0] if parts else None
+
+
+def without_comment_marks(text: str) -> str:
+    """The examples in the comments become part of the document."""
+    return re.sub(r"(?m)^( +)# ( *(?:autoscaling:$|  [a-z_]+: \S+  #|  [a-z_]+: \S+$))", r"\1\2", text)
 
 
 def flat(tree: dict[str, Any], at: str = "") -> set[str]:
@@ -65,6 +78,17 @@ def test_the_file_in_the_tree_names_every_option_at_its_default() -> None:
     assert (model.name, model.route_prefix) == ("kvray", "/")
     assert {d["name"] for d in application["deployments"]} == {"Ingress", "LLMWorker"}
     assert raw["grpc_options"]["grpc_servicer_functions"] == list(GRPC_SERVICERS)
+
+
+def test_parts_that_may_be_left_out_are_in_a_comment_with_their_defaults() -> None:
+    (application,) = yaml.safe_load(without_comment_marks(FILE.read_text()))["applications"]
+    optional = {name: optional_part(field.annotation) for name, field in ClusterConfig.model_fields.items()}
+    for name, part in optional.items():
+        if part is not None:
+            shown = application["args"][name]
+            assert set(shown) == set(part.model_fields)
+            required = {key: shown[key] for key, field in part.model_fields.items() if field.is_required()}
+            assert part.model_validate(shown) == part.model_validate(required)
 
 
 def test_places_given_beside_the_file_replace_what_it_says() -> None:

@@ -117,9 +117,23 @@ def cluster(demo_model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> I
     stop_cluster(running)
 
 
-@pytest.fixture
-def small_cluster(demo_model_dir: Path, tmp_path: Path) -> Iterator[RunningCluster]:
-    """One replica, for one test."""
-    running = start_cluster(tmp_path, "--model", str(demo_model_dir), "--replicas", "1", "--kv-memory", "512MiB")
+@pytest.fixture(scope="module")
+def two_models(tiny_llama_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningCluster]:
+    """Two applications in one config file, each with one replica: `one` at /, `two` at /two."""
+    folder = tmp_path_factory.mktemp("two_models")
+    document = yaml.safe_load(SERVE_CONFIG.read_text())
+    (application,) = document["applications"]
+    engine = {"model": str(tiny_llama_dir), "max_model_len": 256, "cache": {"kv_memory": "8MiB"}}
+    document["applications"] = [
+        {
+            **application,
+            "name": name,
+            "route_prefix": route,
+            "args": {"served_model_name": f"tiny-{name}", "engine": engine, "serve": {"replicas": 1}},
+        }
+        for name, route in (("one", "/"), ("two", "/two"))
+    ]
+    (folder / "serve.yaml").write_text(yaml.safe_dump(document))
+    running = start_cluster(folder, "--config", str(folder / "serve.yaml"))
     yield running
     stop_cluster(running)

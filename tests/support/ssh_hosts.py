@@ -1,12 +1,13 @@
 """Machines for `ray up`: namespaces of one Linux machine, each with its own address, processes, /tmp, home and sshd.
 
-`ray stop` inside one sees only its own processes, and all ports are free on each. Nothing outside reaches them, nor they
-anything outside. Ending the `unshare` of a host ends every process in it. Needs root.
+`ray stop` inside one sees only its own processes, and all ports are free on each. Nothing outside reaches them, and
+they reach nothing outside. Ending the `unshare` of a host ends every process in it. Needs root.
 """
 
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -34,6 +35,8 @@ for path in keep:
     if path.startswith("/tmp/"):
         os.makedirs(path)
         run("mount", "--bind", hidden + path.removeprefix("/tmp"), path)
+if os.path.exists(home + "/passwd"):
+    run("mount", "--bind", home + "/passwd", "/etc/passwd")
 if os.path.exists(home + "/sshd_config"):
     run("mount", "-t", "tmpfs", "tmpfs", "/run")
     os.makedirs("/run/sshd", 0o755)
@@ -120,6 +123,12 @@ class Host:
             found[f"{command} [{pid}]"] = dict(pair.split("=", 1) for pair in pairs if "=" in pair)
         return found
 
+    def tail(self, name: str) -> str:
+        """The ends of Ray's logs of that name, for a failure's message."""
+        command = f"tail -n 15 /tmp/ray/session_latest/logs/{name}"
+        done = subprocess.run([*self.inside, "sh", "-c", command], capture_output=True, text=True, timeout=20)
+        return done.stdout
+
     def _processes(self) -> list[int]:
         namespace = os.readlink(f"/proc/{self._init}/ns/pid")
         found = []
@@ -145,7 +154,6 @@ class Host:
             f"ListenAddress {self.address}",
             f"HostKey {self.home}/host_key",
             f"AuthorizedKeysFile {authorized_key}",
-            f"SetEnv HOME={self.home}",
             f"PidFile {self.home}/sshd.pid",
             "PasswordAuthentication no",
             "KbdInteractiveAuthentication no",
@@ -153,6 +161,9 @@ class Host:
             "StrictModes no",
             "UsePAM no",
         )
+        # Not $HOME alone: ssh takes the home from here when it expands ~ itself.
+        users = Path("/etc/passwd").read_text()
+        (self.home / "passwd").write_text(re.sub(r"(?m)^(root:(?:[^:]*:){4})[^:]*", rf"\g<1>{self.home}", users))
         (self.home / "sshd_config").write_text("\n".join(lines) + "\n")
 
     def close(self) -> None:

@@ -121,6 +121,18 @@ def test_the_dashboard_and_the_job_api_are_closed(name: str) -> None:
     assert ports == {"--port=6379"} and "--address=$RAY_HEAD_IP:6379" in worker
 
 
+@pytest.mark.parametrize("name", FILES)
+def test_head_and_workers_use_the_same_ports(name: str) -> None:
+    document = load(name)
+    starts = [
+        next(line for line in document[f"{kind}_start_ray_commands"] if "ray start" in line)
+        for kind in ("head", "worker")
+    ]
+    head, worker = (dict(re.findall(r"--([a-z-]+-port)=(\d+)", start)) for start in starts)
+    assert head == worker and len(set(head.values())) == len(head) == 6
+    assert not set(head.values()) & {str(ServeConfig().port), str(ServeConfig().grpc_port)}
+
+
 def test_the_security_group_opens_kvrays_ports_and_no_other() -> None:
     rules = load("aws")["provider"]["security_group"]["IpPermissions"]
     assert {rule["FromPort"] for rule in rules} == {ServeConfig().port, ServeConfig().grpc_port}
