@@ -44,6 +44,7 @@ from cluster.cli_options import (
     build_sampling,
     complain,
     engine_options,
+    given_with_config,
     run_command,
 )
 
@@ -60,6 +61,11 @@ def _root() -> None:
 
 @app.command()
 def serve(  # noqa: PLR0913 - one parameter per option
+    context: typer.Context,
+    config_file: Annotated[
+        Path | None,
+        typer.Option("--config", help="Serve config file with all options; goes with --host, ports and --redis-url"),
+    ] = None,
     model: Model = "demo",
     served_model_name: Annotated[str | None, typer.Option(help="name that clients use")] = None,
     replicas: Annotated[int, typer.Option(help="worker replicas")] = 2,
@@ -91,6 +97,13 @@ def serve(  # noqa: PLR0913 - one parameter per option
     log_blocks: LogBlocks = False,
 ) -> None:
     """Start a cluster on this machine and serve until Ctrl-C."""
+    if config_file is not None:
+        places = given_with_config(
+            context, {"host": host, "port": port, "grpc_port": grpc_port, "redis_url": redis_url}
+        )
+        from cluster.serve_command import run_serve_file
+
+        run_command(run_serve_file, config_file, **places)
     config = build_config(
         engine=engine_options(locals()),
         index={"redis_url": redis_url},
@@ -187,11 +200,12 @@ def generate(  # noqa: PLR0913 - one parameter per option
 def status(
     address: Annotated[str, typer.Option(help="gRPC address of a running cluster")] = "127.0.0.1:9000",
     misses: Annotated[bool, typer.Option("--misses", help="also show why prompts were not reused")] = False,
+    application: Annotated[str | None, typer.Option(help="where a config file serves several models: whose")] = None,
 ) -> None:
     """Show the replicas of a running cluster: blocks, hit rate, work."""
     from cluster.status_command import run_status
 
-    run_command(run_status, address, misses=misses)
+    run_command(run_status, address, misses=misses, application=application)
 
 
 @app.command()

@@ -85,6 +85,21 @@ def build_config(**parts: Any) -> ClusterConfig:
         raise typer.Exit(2) from None
 
 
+def given_with_config(context: typer.Context, places: dict[str, Any]) -> dict[str, Any]:
+    """Of `places` those that were given, else None. Any other option beside --config ends the command."""
+    given = {
+        name
+        for name in context.params
+        if (source := context.get_parameter_source(name)) is not None and source.name == "COMMANDLINE"
+    }
+    wrong = sorted(given - set(places) - {"config_file"})
+    for name in wrong:
+        complain(name, "the file of --config says it, in the args of each application")
+    if wrong:
+        raise typer.Exit(2)
+    return {name: value if name in given else None for name, value in places.items()}
+
+
 def build_sampling(**values: Any) -> SamplingParams:
     try:
         return SamplingParams(**values)

@@ -1,6 +1,6 @@
 """LocalCluster: everything `kvray serve` starts on one machine, and the end of all of it.
 
-Order up: private Redis (if none is configured), Ray, Serve with its proxy, the application. Down in reverse.
+Order up: private Redis (if none is configured), Ray, Serve with its proxy, the applications. Down in reverse.
 
 Owns: the life of these processes and a private scratch folder.
 Does not: resolve models or print (cluster.serve_command), or define deployments (cluster.app).
@@ -29,17 +29,27 @@ from cluster.core.errors import ConfigError
 from cluster.core.replica import ReplicaInfo
 from cluster.index.private_server import PrivateRedis
 from cluster.index.redis_reader import RedisReader
-from cluster.ray_environment import apply_environment, ray_environment
+from cluster.ray_environment import apply_environment, put_redis_url, ray_environment, redis_url_from_environment
+from cluster.serve_file import ServedModel, ServeFile
 from cluster.startup_failure import startup_failure
 
 logger = logging.getLogger(__name__)
 
 
 class LocalCluster:
-    """`show_logs`: print what the replicas log. `ray_temp_dir`: Ray's folder; a short path."""
+    """`file`: deploy its applications; `config` is then that of its first model. `show_logs`: print what the replicas
+    log. `ray_temp_dir`: Ray's folder; a short path."""
 
-    def __init__(self, config: ClusterConfig, *, show_logs: bool = True, ray_temp_dir: str | None = None) -> None:
-        self.config = stopped_at_once(config)
+    def __init__(
+        self,
+        config: ClusterConfig,
+        *,
+        file: ServeFile | None = None,
+        show_logs: bool = True,
+        ray_temp_dir: str | None = None,
+    ) -> None:
+        self.config = config if file is not None else stopped_at_once(config)
+        self.file = file
         self._show_logs = show_logs
         self._ray_temp_dir = ray_temp_dir
         self._redis: PrivateRedis | None = None
@@ -54,22 +64,32 @@ class LocalCluster:
     def grpc_address(self) -> str:
         return f"{self.config.serve.host}:{self.config.serve.grpc_port}"
 
+    @property
+    def models(self) -> tuple[ServedModel, ...]:
+        if self.file is not None:
+            return self.file.models
+        return (ServedModel(self.config.serve.name, "/", self.config),)
+
+    def url_of(self, model: ServedModel) -> str:
+        return self.http_url + model.route_prefix.rstrip("/")
+
     def start(self, on_phase: Callable[[str], None] = lambda phase: None, timeout_s: float = 300.0) -> None:
         """Blocks until the front door answers ready. ConfigError says what could not start."""
         self._scratch = Path(tempfile.mkdtemp(prefix="kvray-"))
-        if self.config.index.redis_url is None:
-            on_phase("starting a private Redis")
-            self._redis = PrivateRedis().start()
-            index = self.config.index.model_copy(update={"redis_url": self._redis.url})
-            self.config = self.config.model_copy(update={"index": index})
+        self._use_redis(on_phase)
         on_phase("starting Ray")
-        apply_environment(ray_environment(self._scratch, self.config.serve.drain_s))
+        drain_s = max(model.config.serve.drain_s for model in self.models)
+        apply_environment(ray_environment(self._scratch, drain_s))
         self._start_ray()
         on_phase("starting Serve and its proxy")
         self._start_serve()
-        on_phase(f"loading {self.config.serve.replicas} replicas")
-        self._run_app()
-        self._wait_ready(timeout_s)
+        on_phase(f"loading {sum(model.config.serve.replicas for model in self.models)} replicas")
+        if self.file is None:
+            self._run_app()
+        else:
+            self._deploy(self.file)
+        for model in self.models:
+            self._wait_ready(self.url_of(model), timeout_s)
 
     def stop(self) -> None:
         try:
@@ -95,18 +115,38 @@ class LocalCluster:
                 ray.shutdown()
                 self._ray_started = False
 
-    def replicas(self) -> list[ReplicaInfo]:
-        """What the registered replicas say of themselves."""
+    def replicas(self, config: ClusterConfig | None = None) -> list[ReplicaInfo]:
+        """What the registered replicas of a model (default: the first) say of themselves."""
+        config = config or self.config
 
         async def read() -> list[ReplicaInfo]:
-            assert self.config.index.redis_url is not None
-            reader = RedisReader.open(self.config.index, self.config.index.redis_url, self.config.public_name)
+            assert config.index.redis_url is not None
+            reader = RedisReader.open(config.index, config.index.redis_url, config.public_name)
             try:
                 return [r.info for r in (await reader.workers()).values()]
             finally:
                 await reader.close()
 
         return asyncio.run(read())
+
+    def _use_redis(self, on_phase: Callable[[str], None]) -> None:
+        """The configured one, else that of the environment, else a private one; the same for all models."""
+        urls = {model.config.index.redis_url for model in self.models}
+        if len(urls) > 1:
+            raise ConfigError("kvray serve uses one Redis for all models: give every application the same redis_url")
+        url = urls.pop() or redis_url_from_environment()
+        if url is None:
+            on_phase("starting a private Redis")
+            self._redis = PrivateRedis().start()
+            url = self._redis.url
+
+        def with_url(config: ClusterConfig) -> ClusterConfig:
+            return config.model_copy(update={"index": config.index.model_copy(update={"redis_url": url})})
+
+        self.config = with_url(self.config)
+        if self.file is not None:
+            self.file = self.file.with_configs([with_url(model.config) for model in self.file.models])
+            put_redis_url(url)
 
     def _start_ray(self) -> None:
         import ray
@@ -130,6 +170,10 @@ class LocalCluster:
         from cluster.app import GRPC_SERVICERS
 
         logging.getLogger("ray.serve").setLevel(logging.WARNING)
+        if self.file is not None:
+            options = {key: self.file.document.get(key) for key in ("proxy_location", "http_options", "grpc_options")}
+            serve.start(**{key: value for key, value in options.items() if value is not None})
+            return
         serve.start(
             http_options={"host": self.config.serve.host, "port": self.config.serve.port},
             grpc_options={
@@ -152,16 +196,34 @@ class LocalCluster:
             reason = startup_failure(status.message for status in deployments.values()) or str(error)
             raise ConfigError(f"the application did not start: {reason}") from error
 
-    def _wait_ready(self, timeout_s: float) -> None:
+    def _deploy(self, file: ServeFile) -> None:
+        """What `serve deploy` does, without the dashboard that it goes through."""
+        from ray import serve
+        from ray.serve.context import _get_global_client
+        from ray.serve.schema import ServeDeploySchema
+
+        _get_global_client().deploy_apps(ServeDeploySchema.model_validate(file.document))
+        while True:
+            applications = serve.status().applications
+            for name, state in applications.items():
+                if state.status in ("DEPLOY_FAILED", "UNHEALTHY"):
+                    told = startup_failure(status.message for status in state.deployments.values())
+                    reason = told or (state.message.strip() or "no reason given").splitlines()[-1]
+                    raise ConfigError(f"the application {name!r} did not start: {reason}")
+            if applications and all(state.status == "RUNNING" for state in applications.values()):
+                return
+            time.sleep(0.2)
+
+    def _wait_ready(self, url: str, timeout_s: float) -> None:
         deadline = time.monotonic() + timeout_s
         while time.monotonic() < deadline:
             try:
-                with urllib.request.urlopen(f"{self.http_url}/ready", timeout=5) as reply:
+                with urllib.request.urlopen(f"{url}/ready", timeout=5) as reply:
                     if reply.status == 200:
                         return
             except (urllib.error.URLError, OSError):
                 time.sleep(0.2)
-        raise ConfigError(f"{self.http_url} did not become ready in {timeout_s:.0f} s")
+        raise ConfigError(f"{url} did not become ready in {timeout_s:.0f} s")
 
 
 def stopped_at_once(config: ClusterConfig) -> ClusterConfig:

@@ -1,6 +1,7 @@
 """The environment variables every Ray process of kvray needs, and the ports and folders of HAProxy.
 
-Owns: these variables and why each is set.
+Owns: these variables and why each is set: `serve_flags` for every cluster, `cluster_environment` for one of several
+machines (`ray up`, Kubernetes), `ray_environment` for `kvray serve` on one; and the variable with Redis's address.
 Does not: apply them to a running Ray; they must be in the environment before Ray is imported.
 Invariants: a variable that the user has set is kept.
 """
@@ -13,11 +14,12 @@ import sys
 from pathlib import Path
 
 DEREGISTER_S = 2.0
+REDIS_URL_VARIABLE = "KVRAY_REDIS_URL"
 
 
-def ray_environment(scratch: Path, drain_s: float) -> dict[str, str]:
-    """`scratch`: an existing private folder for HAProxy's files."""
-    env = {
+def serve_flags(drain_s: float) -> dict[str, str]:
+    """What every Ray process of every cluster needs. `drain_s`: how long a stopping replica may finish its streams."""
+    return {
         # User code, router and handle share one loop, and deployments talk gRPC: 5 to 10 times less CPU per token.
         "RAY_SERVE_THROUGHPUT_OPTIMIZED": "1",
         # A front door that is stopped waits so long, at least, for HAProxy to hear of it. Its answers may take longer.
@@ -30,14 +32,34 @@ def ray_environment(scratch: Path, drain_s: float) -> dict[str, str]:
         # process exports its metrics as often. So a dead replica is replaced 0.4 s later; routers hear of it at once.
         "RAY_SERVE_CONTROL_LOOP_INTERVAL_S": "0.5",
         "RAY_SERVE_METRICS_EXPORT_INTERVAL_MS": "2000",
+        # Only with autoscaling: every 10 s by default, which alone makes the autoscaler as late. A report holds one
+        # record, because the record interval is this share of the look-back of 20 s (cluster.autoscaling).
+        "RAY_SERVE_REPLICA_AUTOSCALING_METRIC_PUSH_INTERVAL_S": "1.0",
+        "RAY_SERVE_HANDLE_AUTOSCALING_METRIC_PUSH_INTERVAL_S": "1.0",
+        "RAY_SERVE_AUTOSCALING_METRIC_RECORD_INTERVAL_FACTOR": "0.05",
         "RAY_USAGE_STATS_ENABLED": "0",
-        "RAY_AUTH_MODE": "disabled",
         "TOKENIZERS_PARALLELISM": "false",
     }
+
+
+def cluster_environment(drain_s: float) -> dict[str, str]:
+    """For a cluster of several Linux machines. The token itself is a secret and comes from elsewhere."""
+    return {
+        **serve_flags(drain_s),
+        "RAY_AUTH_MODE": "token",
+        # Serve's own HAProxy on the fixed ports, so that tokens never cross its Python proxy.
+        "RAY_SERVE_ENABLE_HA_PROXY": "1",
+        # An old HAProxy lives on after a reload until its streams end, 120 s by default: not less than a drain.
+        "RAY_SERVE_HAPROXY_HARD_STOP_AFTER_S": f"{max(120.0, drain_s):.0f}",
+    }
+
+
+def ray_environment(scratch: Path, drain_s: float) -> dict[str, str]:
+    """For one machine. `scratch`: an existing private folder for HAProxy's files."""
+    env = {**serve_flags(drain_s), "RAY_AUTH_MODE": "disabled"}
     if sys.platform == "linux":
         metrics, stats = free_ports(2)
         env |= {
-            # Serve's own HAProxy on the fixed ports, so that tokens never cross its Python proxy.
             "RAY_SERVE_ENABLE_HA_PROXY": "1",
             "RAY_SERVE_HAPROXY_NBTHREAD": "1",
             "RAY_SERVE_HAPROXY_HARD_STOP_AFTER_S": "5",
@@ -49,6 +71,16 @@ def ray_environment(scratch: Path, drain_s: float) -> dict[str, str]:
             "RAY_SERVE_HAPROXY_STATS_PORT": str(stats),
         }
     return env
+
+
+def redis_url_from_environment() -> str | None:
+    """$KVRAY_REDIS_URL: there, a password is in no file, argument or log."""
+    return os.environ.get(REDIS_URL_VARIABLE) or None
+
+
+def put_redis_url(url: str) -> None:
+    """For the processes that this one starts."""
+    os.environ[REDIS_URL_VARIABLE] = url
 
 
 def apply_environment(variables: dict[str, str]) -> None:

@@ -20,6 +20,7 @@ from cluster.core.replica import ReplicaInfo
 from cluster.index.redis_url import hide_secrets
 from cluster.launcher import LocalCluster
 from cluster.progress import resolve_with_progress
+from cluster.serve_file import read_serve_file
 from worker.kv_sizing import KvPlan, account_text
 
 
@@ -28,6 +29,22 @@ class _Interrupted(Exception):
 
 
 def run_serve(config: ClusterConfig) -> int:
+    return _serve_until_told(LocalCluster(with_threads(config)))
+
+
+def run_serve_file(
+    path: Path, *, host: str | None, port: int | None, grpc_port: int | None, redis_url: str | None
+) -> int:
+    """`kvray serve --config`. The other arguments, where given, replace what the file says."""
+    file = read_serve_file(path, host=host, port=port, grpc_port=grpc_port)
+    replicas = sum(model.config.serve.replicas for model in file.models)
+    configs = [with_threads(model.config, replicas) for model in file.models]
+    if redis_url is not None:
+        configs = [c.model_copy(update={"index": c.index.model_copy(update={"redis_url": redis_url})}) for c in configs]
+    return _serve_until_told(LocalCluster(configs[0], file=file.with_configs(configs)))
+
+
+def _serve_until_told(cluster: LocalCluster) -> int:
     console = Console(stderr=True)
     stop = threading.Event()
     starting = True
@@ -43,10 +60,8 @@ def run_serve(config: ClusterConfig) -> int:
             signal.signal(number, on_signal)
 
     listen()
-    cluster = LocalCluster(with_threads(config))
     try:
-        model_dir = resolve_with_progress(config.engine.model, console)
-        cluster.config = with_absolute_model(cluster.config, model_dir)
+        _resolve_models(cluster, console)
         with console.status("starting") as line:
             cluster.start(lambda phase: line.update(phase))
         listen()  # Ray has put its own handler for SIGTERM before ours
@@ -64,12 +79,22 @@ def run_serve(config: ClusterConfig) -> int:
     return 0
 
 
-def with_threads(config: ClusterConfig) -> ClusterConfig:
-    """Share the cores between the replicas unless the user said otherwise."""
+def _resolve_models(cluster: LocalCluster, console: Console) -> None:
+    configs = [
+        with_absolute_model(model.config, resolve_with_progress(model.config.engine.model, console))
+        for model in cluster.models
+    ]
+    cluster.config = configs[0]
+    if cluster.file is not None:
+        cluster.file = cluster.file.with_configs(configs)
+
+
+def with_threads(config: ClusterConfig, replicas: int | None = None) -> ClusterConfig:
+    """Share the cores between the replicas (default: those of `config`) unless the user said otherwise."""
     if config.engine.threads is not None:
         return config
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    engine = config.engine.model_copy(update={"threads": max(1, cores // config.serve.replicas)})
+    engine = config.engine.model_copy(update={"threads": max(1, cores // (replicas or config.serve.replicas))})
     return config.model_copy(update={"engine": engine})
 
 
@@ -82,23 +107,28 @@ def with_absolute_model(config: ClusterConfig, model_dir: Path) -> ClusterConfig
 
 
 def _welcome(console: Console, cluster: LocalCluster) -> None:
-    name, config = cluster.config.public_name, cluster.config
-    replicas = cluster.replicas()
-    console.rule(f"{name}: {len(replicas)} replicas")
-    if replicas:
-        console.print("KV account of each replica")
-        console.print(account_of(replicas[0]), highlight=False)
-    redis = hide_password(config.index.redis_url or "")
-    where = f"HTTP {cluster.http_url}/v1   gRPC {cluster.grpc_address}   Redis {redis}"
-    console.print(where, soft_wrap=True)
-    console.print("\nTry it:")
-    message = '{"role": "user", "content": "What is the capital of France?"}'
-    body = f'{{"model": "{name}", "temperature": 0, "messages": [{message}]}}'
-    for command in (
-        f"curl -s {cluster.http_url}/v1/chat/completions -H 'Content-Type: application/json' -d '{body}'",
-        f".venv/bin/python examples/grpc_client.py --address {cluster.grpc_address} 'Tell me about the sea.'",
-    ):
-        console.print(f"  {command}", highlight=False, soft_wrap=True, markup=False)
+    several = len(cluster.models) > 1
+    for model in cluster.models:
+        config, url = model.config, cluster.url_of(model)
+        replicas = cluster.replicas(config)
+        console.rule(f"{config.public_name}: {len(replicas)} replicas")
+        if replicas:
+            console.print("KV account of each replica")
+            console.print(account_of(replicas[0]), highlight=False)
+        metadata = f" (metadata application: {model.name})" if several else ""
+        redis = hide_password(config.index.redis_url or "")
+        where = f"HTTP {url}/v1   gRPC {cluster.grpc_address}{metadata}   Redis {redis}"
+        console.print(where, soft_wrap=True)
+        console.print("\nTry it:")
+        message = '{"role": "user", "content": "What is the capital of France?"}'
+        body = f'{{"model": "{config.public_name}", "temperature": 0, "messages": [{message}]}}'
+        curl = f"curl -s {url}/v1/chat/completions -H 'Content-Type: application/json' -d '{body}'"
+        console.print(f"  {curl}", highlight=False, soft_wrap=True, markup=False)
+        if not several:
+            client = (
+                f".venv/bin/python examples/grpc_client.py --address {cluster.grpc_address} 'Tell me about the sea.'"
+            )
+            console.print(f"  {client}", highlight=False, soft_wrap=True, markup=False)
     console.print("\nCtrl-C stops everything.")
 
 

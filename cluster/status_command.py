@@ -15,12 +15,14 @@ from cluster.misses_table import misses_table
 from cluster.rpc import inference_pb2, inference_pb2_grpc
 
 
-def run_status(address: str, *, misses: bool = False) -> int:
-    """`misses`: also what was not reused, by reason; of the front door that answers."""
+def run_status(address: str, *, misses: bool = False, application: str | None = None) -> int:
+    """`misses`: also what was not reused, by reason; of the front door that answers. `application`: whose front door,
+    where several models are served."""
+    metadata = () if application is None else (("application", application),)
     with grpc.insecure_channel(address) as channel:
         try:
             request = inference_pb2.StatusRequest(misses=misses)
-            reply = inference_pb2_grpc.CacheStub(channel).Status(request, timeout=10)
+            reply = inference_pb2_grpc.CacheStub(channel).Status(request, timeout=10, metadata=metadata)
         except grpc.RpcError as error:
             raise ReplicaLost(f"no cluster answers at {address}: {error.details()}") from None
     table = Table(title=", ".join(reply.models), box=None, padding=(0, 2, 0, 0), pad_edge=False)

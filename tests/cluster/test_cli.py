@@ -297,3 +297,28 @@ def test_help_lists_the_commands() -> None:
     assert result.exit_code == 0
     assert all(name in result.stdout for name in ("serve", "generate", "status"))
     assert run().exit_code == 2
+
+
+def test_a_config_file_goes_with_places_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    command = Command(monkeypatch, "cluster.serve_command", "run_serve_file")
+    assert run("serve", "--config", "a.yaml").exit_code == 0
+    places = ("--host", "h", "--port", "1", "--grpc-port", "2", "--redis-url", "redis://r")
+    assert run("serve", "--config", "a.yaml", *places).exit_code == 0
+    nothing = {"host": None, "port": None, "grpc_port": None, "redis_url": None}
+    given = {"host": "h", "port": 1, "grpc_port": 2, "redis_url": "redis://r"}
+    assert command.calls == [((Path("a.yaml"),), nothing), ((Path("a.yaml"),), given)]
+
+    result = run("serve", "--config", "a.yaml", "--port", "1", "--model", "demo", "--no-hold-back")
+    assert result.exit_code == 2 and len(command.calls) == 2
+    assert lines(result) == [
+        f"kvray: --{name}: the file of --config says it, in the args of each application"
+        for name in ("hold-back", "model")
+    ]
+
+
+def test_a_wrong_config_file_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "my.yaml").write_text("applications: []\nhttp_option: {}\n")
+    result = run("serve", "--config", str(tmp_path / "my.yaml"))
+    assert result.exit_code == 2
+    (line,) = lines(result)
+    assert line.startswith(f"kvray: {tmp_path / 'my.yaml'}: http_option: unknown key")

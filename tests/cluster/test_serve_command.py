@@ -40,3 +40,8 @@ def test_cores_are_shared_between_the_replicas_unless_threads_are_given(monkeypa
 )
 def test_a_password_is_never_shown(url: str, shown: str) -> None:
     assert hide_password(url) == shown
+
+
+def test_cores_are_shared_between_the_replicas_of_all_models(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.sched_getaffinity", lambda _pid: set(range(8)), raising=False)
+    assert with_threads(ClusterConfig(serve=ServeConfig(replicas=1)), 4).engine.threads == 2

@@ -19,11 +19,13 @@ from pathlib import Path
 
 import grpc
 import pytest
+import yaml
 
 from cluster.ray_environment import free_ports
 from cluster.rpc import inference_pb2 as pb
 from cluster.rpc import inference_pb2_grpc as rpc
 
+SERVE_CONFIG = Path(__file__).parents[2] / "cluster" / "serve_config.yaml"
 START_TIMEOUT_S = 240
 STOP_TIMEOUT_S = 45
 
@@ -103,18 +105,35 @@ def stop_cluster(cluster: RunningCluster) -> None:
 
 @pytest.fixture(scope="session")
 def cluster(demo_model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningCluster]:
-    running = start_cluster(
-        tmp_path_factory.mktemp("cluster"),
-        *("--model", str(demo_model_dir), "--served-model-name", "demo"),
-        *("--dtype", "float32", "--kv-memory", "512MiB", "--max-model-len", "4096", "--threads", "1"),
-    )
+    """Started from a config file, as `kvray serve --config`."""
+    folder = tmp_path_factory.mktemp("cluster")
+    engine = {"model": str(demo_model_dir), "dtype": "float32", "max_model_len": 4096, "threads": 1}
+    args = {"served_model_name": "demo", "engine": {**engine, "cache": {"kv_memory": "512MiB"}}}
+    document = yaml.safe_load(SERVE_CONFIG.read_text())
+    document["applications"][0]["args"] = args
+    (folder / "serve.yaml").write_text(yaml.safe_dump(document))
+    running = start_cluster(folder, "--config", str(folder / "serve.yaml"))
     yield running
     stop_cluster(running)
 
 
-@pytest.fixture
-def small_cluster(demo_model_dir: Path, tmp_path: Path) -> Iterator[RunningCluster]:
-    """One replica, for one test."""
-    running = start_cluster(tmp_path, "--model", str(demo_model_dir), "--replicas", "1", "--kv-memory", "512MiB")
+@pytest.fixture(scope="module")
+def two_models(tiny_llama_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningCluster]:
+    """Two applications in one config file, each with one replica: `one` at /, `two` at /two."""
+    folder = tmp_path_factory.mktemp("two_models")
+    document = yaml.safe_load(SERVE_CONFIG.read_text())
+    (application,) = document["applications"]
+    engine = {"model": str(tiny_llama_dir), "max_model_len": 256, "cache": {"kv_memory": "8MiB"}}
+    document["applications"] = [
+        {
+            **application,
+            "name": name,
+            "route_prefix": route,
+            "args": {"served_model_name": f"tiny-{name}", "engine": engine, "serve": {"replicas": 1}},
+        }
+        for name, route in (("one", "/"), ("two", "/two"))
+    ]
+    (folder / "serve.yaml").write_text(yaml.safe_dump(document))
+    running = start_cluster(folder, "--config", str(folder / "serve.yaml"))
     yield running
     stop_cluster(running)
