@@ -80,7 +80,8 @@ class Ingress:
             router_id=self._state.router_id,
             max_model_len=self._state.max_model_len,
         )
-        self._grpc = GrpcApi(front_door, self._state, front_door.models, explainer=front_door)
+        router_id = self._state.router_id
+        self._grpc = GrpcApi(front_door, self._state, front_door.models, explainer=front_door, router_id=router_id)
         process_services.set_services(Services(generator=front_door, status=self._state))
 
     def _build_state(self, scheme: RouteScheme) -> RoutingState:
