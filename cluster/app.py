@@ -47,6 +47,8 @@ def build_app(config: ClusterConfig) -> Application:
         serve.ingress(build_ingress_app)(Ingress),
         name="Ingress",
         num_replicas=config.router.replicas,
+        # Serve would stop an old one first: where there is one front door only, an update would close it.
+        max_surge_percent=100,
         max_ongoing_requests=10_000,
         graceful_shutdown_timeout_s=placement.drain_s,
         graceful_shutdown_wait_loop_s=0.5,

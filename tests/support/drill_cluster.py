@@ -139,12 +139,8 @@ class DrillCluster:
         """An external provider gets no defaults, so every section that the monitor reads is here."""
         gpu = {"CPU": 1, "GPU": 1, "object_store_memory": 100 * 2**20}
         lists = ("cluster_synced_files", "rsync_exclude", "rsync_filter", "initialization_commands", "setup_commands")
-        lists += (
-            "head_setup_commands",
-            "worker_setup_commands",
-            "head_start_ray_commands",
-            "worker_start_ray_commands",
-        )
+        lists += ("head_setup_commands", "head_start_ray_commands")
+        lists += ("worker_setup_commands", "worker_start_ray_commands")
         return {
             "cluster_name": "drill",
             "max_workers": self._gpu_nodes,
