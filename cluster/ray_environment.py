@@ -27,6 +27,11 @@ def ray_environment(scratch: Path, drain_s: float) -> dict[str, str]:
         # process exports its metrics as often. So a dead replica is replaced 0.4 s later; routers hear of it at once.
         "RAY_SERVE_CONTROL_LOOP_INTERVAL_S": "0.5",
         "RAY_SERVE_METRICS_EXPORT_INTERVAL_MS": "2000",
+        # Only with autoscaling: every 10 s by default, which alone makes the autoscaler as late. A report holds one
+        # record, because the record interval is this share of the look-back of 20 s (cluster.autoscaling).
+        "RAY_SERVE_REPLICA_AUTOSCALING_METRIC_PUSH_INTERVAL_S": "1.0",
+        "RAY_SERVE_HANDLE_AUTOSCALING_METRIC_PUSH_INTERVAL_S": "1.0",
+        "RAY_SERVE_AUTOSCALING_METRIC_RECORD_INTERVAL_FACTOR": "0.05",
         "RAY_USAGE_STATS_ENABLED": "0",
         "RAY_AUTH_MODE": "disabled",
         "TOKENIZERS_PARALLELISM": "false",

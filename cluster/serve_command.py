@@ -69,7 +69,8 @@ def with_threads(config: ClusterConfig) -> ClusterConfig:
     if config.engine.threads is not None:
         return config
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    engine = config.engine.model_copy(update={"threads": max(1, cores // config.serve.replicas)})
+    replicas = config.serve.replicas if config.autoscaling is None else config.autoscaling.max_replicas
+    engine = config.engine.model_copy(update={"threads": max(1, cores // replicas)})
     return config.model_copy(update={"engine": engine})
 
 

@@ -65,7 +65,10 @@ class _View:
 
 @dataclass(slots=True)
 class RoutingState:
-    """`parity` and `reuse` should be observers of `index`. `reuse` None: nothing is explained."""
+    """`parity` and `reuse` should be observers of `index`. `reuse` None: nothing is explained.
+
+    starts_replicas: with none, a request brings one up and waits for it, so that none is no reason not to be ready.
+    """
 
     router_id: str
     index: InstrumentedIndex
@@ -77,6 +80,7 @@ class RoutingState:
     parity: ParityWatch
     clock: Callable[[], float] = time.monotonic
     reuse: ReuseWatch | None = None
+    starts_replicas: bool = False
     lost: set[WorkerId] = field(default_factory=set)
     work: OwnWork = field(default_factory=OwnWork)
     _lives: ReplicaLives = field(init=False)
@@ -210,7 +214,7 @@ class RoutingState:
         )
 
     def ready(self) -> bool:
-        return self.follower.ready and bool(self._own_workers())
+        return self.follower.ready and (self.starts_replicas or bool(self._own_workers()))
 
     def epoch_of(self, worker_id: WorkerId) -> Epoch:
         """Under which its bookings stand; NO_EPOCH when it was never known."""
