@@ -7,10 +7,13 @@ Invariants: `max_ongoing_requests` is far above the engine's own queue, so only 
 
 from __future__ import annotations
 
+from typing import Any
+
 from ray import serve
 from ray.serve import Application
 from ray.serve.config import RequestRouterConfig
 
+from cluster.autoscaling import serve_options
 from cluster.config import ClusterConfig
 from router.ingress import Ingress, build_ingress_app
 from worker.deployment import LLMWorker
@@ -31,10 +34,12 @@ def build_app(config: ClusterConfig) -> Application:
     dumped = config.model_dump(exclude={"serve": {"replicas"}, "router": {"replicas"}})
     state_name = f"{config.serve.name}/LLMWorker"
     engine, placement = config.engine, config.serve
+    replicas: dict[str, Any] = {"num_replicas": placement.replicas}
+    if config.autoscaling is not None:
+        replicas = {"autoscaling_config": serve_options(config.autoscaling, placement.replicas)}
     workers = serve.deployment(
         LLMWorker,
         name="LLMWorker",
-        num_replicas=placement.replicas,
         max_ongoing_requests=4 * (engine.max_queue + engine.max_num_seqs),
         health_check_period_s=HEALTH_PERIOD_S,
         health_check_timeout_s=HEALTH_TIMEOUT_S,
@@ -44,11 +49,14 @@ def build_app(config: ClusterConfig) -> Application:
         request_router_config=RequestRouterConfig(
             request_router_class=ROUTER_CLASS, request_router_kwargs={"state_name": state_name}
         ),
+        **replicas,
     ).bind(dumped)
     front_door = serve.deployment(
         serve.ingress(build_ingress_app)(Ingress),
         name="Ingress",
         num_replicas=config.router.replicas,
+        # Serve would stop an old one first: where there is one front door only, an update would close it.
+        max_surge_percent=100,
         max_ongoing_requests=10_000,
         graceful_shutdown_timeout_s=placement.stop_limit_s,
         graceful_shutdown_wait_loop_s=0.5,

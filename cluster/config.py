@@ -13,6 +13,8 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo, field_validator, model_validator
 
+from cluster.core.autoscaling_policy import ScalingParameters
+
 _UNITS = {"": 1, "b": 1}
 for _power, _letter in enumerate("kmgt", start=1):
     _UNITS[f"{_letter}b"] = 1000**_power
@@ -131,14 +133,60 @@ class ServeConfig(_Part):
         return self.drain_s + STOP_MARGIN_S if self.drain_s else 0.0
 
 
+class AutoscalingConfig(_Part):
+    """How many replicas there are, by what they have to do (cluster.core.autoscaling_policy).
+
+    ttft_target_s: to be met by 90 % of the requests.  utilisation: share of its time in which a replica prefills or
+    somebody waits there.  memory_use: how full live requests may make KV memory and `max_num_seqs`.  start_s: how long
+    a new replica takes until it serves, its node included.  to_zero_delay_s: without any request, if min_replicas is 0.
+    """
+
+    min_replicas: int = Field(1, ge=0)
+    max_replicas: int = Field(ge=1)
+    ttft_target_s: float = Field(2.0, gt=0, le=3600)
+    utilisation: float = Field(0.65, ge=0.05, le=0.95)
+    memory_use: float = Field(0.8, ge=0.05, le=1)
+    look_back_s: float = Field(60.0, ge=5, le=3600)
+    up_delay_s: float = Field(10.0, ge=0, le=3600)
+    down_delay_s: float = Field(300.0, ge=0, le=86_400)
+    to_zero_delay_s: float = Field(900.0, ge=0, le=604_800)
+    start_s: float = Field(120.0, ge=0, le=3600)
+
+    @model_validator(mode="after")
+    def _ordered(self) -> AutoscalingConfig:
+        if self.min_replicas > self.max_replicas:
+            raise ValueError(f"min_replicas ({self.min_replicas}) is above max_replicas ({self.max_replicas})")
+        return self
+
+    def parameters(self) -> ScalingParameters:
+        return ScalingParameters(**self.model_dump())
+
+
 class ClusterConfig(_Part):
-    """The whole tree. `served_model_name` is the public name; None means the model's own."""
+    """The whole tree. `served_model_name` is the public name; None means the model's own.
+
+    autoscaling: None keeps serve.replicas replicas; otherwise that is how many there are at first.
+    """
 
     engine: EngineConfig = EngineConfig()
     index: IndexConfig = IndexConfig()
     router: RouterConfig = RouterConfig()
     serve: ServeConfig = ServeConfig()
+    autoscaling: AutoscalingConfig | None = None
     served_model_name: str | None = Field(None, min_length=1)
+
+    @model_validator(mode="after")
+    def _can_scale(self) -> ClusterConfig:
+        if (scaling := self.autoscaling) is None:
+            return self
+        if not scaling.min_replicas <= self.serve.replicas <= scaling.max_replicas:
+            raise ValueError(
+                f"serve.replicas ({self.serve.replicas}), the number at first, must be within autoscaling's "
+                f"min_replicas ({scaling.min_replicas}) and max_replicas ({scaling.max_replicas})"
+            )
+        if not self.serve.drain_s:
+            raise ValueError("autoscaling needs serve.drain_s above 0: a replica that goes would cut its answers off")
+        return self
 
     @property
     def public_name(self) -> str:

@@ -94,7 +94,8 @@ def with_threads(config: ClusterConfig, replicas: int | None = None) -> ClusterC
     if config.engine.threads is not None:
         return config
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    engine = config.engine.model_copy(update={"threads": max(1, cores // (replicas or config.serve.replicas))})
+    most = config.serve.replicas if config.autoscaling is None else config.autoscaling.max_replicas
+    engine = config.engine.model_copy(update={"threads": max(1, cores // (replicas or most))})
     return config.model_copy(update={"engine": engine})
 
 

@@ -19,6 +19,7 @@ from router.readiness import Readiness
 from router.reuse_counters import ReuseCounters
 
 ROUTE_HEADER = "x-kvray-route"  # in HTTP headers and in gRPC trailing metadata
+ROUTER_HEADER = "x-kvray-router"  # in gRPC trailing metadata: which front door answered
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -23,7 +23,7 @@ from grpc_health.v1 import health_pb2
 from cluster.core.errors import InvalidRequest, KvrayError, UnknownRequest
 from cluster.rpc import inference_pb2 as pb
 from router import grpc_convert
-from router.generation import ROUTE_HEADER, GenerationCall, GenerationEvent, Generator, StatusSource
+from router.generation import ROUTE_HEADER, ROUTER_HEADER, GenerationCall, GenerationEvent, Generator, StatusSource
 from router.grpc_explanation import explanation_from
 from router.route_explanation import RouteExplainer
 from router.status import describe
@@ -58,12 +58,14 @@ class GrpcApi:
         models: Sequence[str],
         *,
         explainer: RouteExplainer,
+        router_id: str,
         watch_interval_s: float = 1.0,
     ) -> None:
         self._generator = generator
         self._status = status
         self._models = tuple(models)
         self._explainer = explainer
+        self._router_id = router_id
         self._watch_interval_s = watch_interval_s
 
     async def generate(
@@ -74,7 +76,7 @@ class GrpcApi:
         try:
             async with aclosing(self._events(request, context, request_id)) as events:
                 async for event in events:
-                    _tell_route(context, event)
+                    self._tell_route(context, event)
                     yield grpc_convert.chunk_from(event, request_id)
         except Exception as error:
             raise _failed(context, error) from None
@@ -85,7 +87,7 @@ class GrpcApi:
         try:
             async with aclosing(self._events(request, context, request_id, streamed=False)) as events:
                 collected = [event async for event in events]
-            _tell_route(context, collected[0])
+            self._tell_route(context, collected[0])
             return grpc_convert.response_from(collected, request_id)
         except Exception as error:
             raise _failed(context, error) from None
@@ -156,10 +158,9 @@ class GrpcApi:
         call = replace(call, streamed=streamed, request_id=request_id)
         return cast("AsyncGenerator[GenerationEvent, None]", self._generator.generate(call))
 
-
-def _tell_route(context: RpcContext, event: GenerationEvent) -> None:
-    if event.route is not None:
-        context.set_trailing_metadata([(ROUTE_HEADER, event.route)])
+    def _tell_route(self, context: RpcContext, event: GenerationEvent) -> None:
+        if event.route is not None:
+            context.set_trailing_metadata([(ROUTE_HEADER, event.route), (ROUTER_HEADER, self._router_id)])
 
 
 def _left_s(context: RpcContext) -> float | None:

@@ -80,11 +80,12 @@ class Ingress:
             router_id=self._state.router_id,
             max_model_len=self._state.max_model_len,
         )
-        self._grpc = GrpcApi(front_door, self._state, front_door.models, explainer=front_door)
+        router_id = self._state.router_id
+        self._grpc = GrpcApi(front_door, self._state, front_door.models, explainer=front_door, router_id=router_id)
         process_services.set_services(Services(generator=front_door, status=self._state))
 
     def _build_state(self, scheme: RouteScheme) -> RoutingState:
-        router, parity = self._config.router, ParityWatch(time.monotonic)
+        router, scaling, parity = self._config.router, self._config.autoscaling, ParityWatch(time.monotonic)
         reuse = ReuseWatch(time.monotonic, scheme.chunk_tokens)
         index = InstrumentedIndex(MemoryIndex(), scheme.chunk_tokens, observer=parity, reuse=reuse)
         assert self._config.index.redis_url is not None, "the launcher always sets redis_url"
@@ -106,6 +107,7 @@ class Ingress:
             speculative=SpeculativeIndex(time.monotonic),
             parity=parity,
             reuse=reuse,
+            starts_replicas=scaling is not None and scaling.min_replicas == 0,
         )
 
     async def Generate(self, request: Any, grpc_context: Any = None) -> AsyncIterator[Any]:

@@ -9,8 +9,8 @@
 
 Owns: these words and the judgement.
 Does not: gather the facts (router.routing_state) or answer probes (router.http_api, router.grpc_api).
-Invariants: ready means that the index snapshot is in and at least one replica is ready; else `reason` says what to wait
-for.
+Invariants: ready means that the index snapshot is in and at least one replica is ready or a request would bring one up;
+else `reason` says what to wait for.
 """
 
 from __future__ import annotations
@@ -48,16 +48,18 @@ def judge(
     loads: Mapping[WorkerId, ReplicaLoad],
     offered: Collection[WorkerId] | None,
     lost: Collection[WorkerId],
+    starts_replicas: bool = False,
 ) -> Readiness:
     """`loads`: of all registered replicas.  `offered`: those that Serve sends requests to; None while it has not said.
 
-    `lost`: those that failed; one that is registered again is not."""
+    `lost`: those that failed; one that is registered again is not.  `starts_replicas`: a request brings one up and
+    waits for it, so that none is no reason not to be ready."""
     replicas = {worker_id: _word(load, offered is None or worker_id in offered) for worker_id, load in loads.items()}
     for worker_id in offered or ():
         replicas.setdefault(worker_id, "lost" if worker_id in lost else "not registered")
     if not snapshot_in:
         reason = "the index has not been read yet"
-    elif READY in replicas.values():
+    elif READY in replicas.values() or starts_replicas:
         reason = ""
     elif replicas:
         reason = "no replica is ready"

@@ -67,7 +67,9 @@ class _View:
 class RoutingState:
     """`parity` and `reuse` should be observers of `index`. `reuse` None: nothing is explained.
 
-    offered: the replicas that Serve sends requests to; None while it has not said."""
+    offered: the replicas that Serve sends requests to; None while it has not said.
+    starts_replicas: with none, a request brings one up and waits for it, so that none is no reason not to be ready.
+    """
 
     router_id: str
     index: InstrumentedIndex
@@ -79,6 +81,7 @@ class RoutingState:
     parity: ParityWatch
     clock: Callable[[], float] = time.monotonic
     reuse: ReuseWatch | None = None
+    starts_replicas: bool = False
     lost: set[WorkerId] = field(default_factory=set)
     offered: frozenset[WorkerId] | None = None
     work: OwnWork = field(default_factory=OwnWork)
@@ -110,7 +113,7 @@ class RoutingState:
     def preview(self, hint: RouteHint) -> RouteExplanation:
         """What `decide` would do now, if all known replicas were offered. Books nothing."""
         _, held = self._overlaps(hint)
-        hot, worker_ids = self._hot_chunks(hint, held), self.follower.workers
+        hot, worker_ids = self._hot_chunks(hint, held), [known.info.worker_id for known in self._own_workers()]
         policy = copy.deepcopy(self.policy)  # ranking may move its turn, or draw from its chance
         ranking = policy.rank(hint.prompt_tokens, self._candidates(worker_ids, hint, held, hot))
         return self._log.draft(hint, ranking, held).explanation(dry_run=True)
@@ -164,7 +167,7 @@ class RoutingState:
         self._lives.lost(worker_id)
 
     def keep_only(self, worker_ids: Sequence[WorkerId]) -> None:
-        """Serve's current replicas: forget losses and lives of those that no longer exist."""
+        """Serve's current replicas: they are ours; forget losses and lives of those that no longer exist."""
         self.offered = frozenset(worker_ids)
         self.lost &= set(worker_ids)
         kept = {*worker_ids, *self.follower.workers}
@@ -173,15 +176,15 @@ class RoutingState:
         self._views = {worker_id: view for worker_id, view in self._views.items() if worker_id in kept}
 
     def max_model_len(self) -> int | None:
-        """The longest request every known replica accepts; None while none is known."""
-        return min((w.info.max_model_len for w in self.follower.workers.values()), default=None)
+        """The longest request every known replica of ours accepts; None while none is known."""
+        return min((w.info.max_model_len for w in self._own_workers()), default=None)
 
     def replicas(self) -> list[ReplicaStatus]:
         return [
             ReplicaStatus(
                 info=w.info, epoch=w.epoch, load=w.load, indexed_chunks=self.index.chunk_count(w.info.worker_id)
             )
-            for w in self.follower.workers.values()
+            for w in self._own_workers()
         ]
 
     def index_status(self) -> IndexStatus:
@@ -221,11 +224,18 @@ class RoutingState:
             loads={worker_id: known.load for worker_id, known in self.follower.workers.items()},
             offered=self.offered,
             lost=self.lost,
+            starts_replicas=self.starts_replicas,
         )
 
     def epoch_of(self, worker_id: WorkerId) -> Epoch:
         """Under which its bookings stand; NO_EPOCH when it was never known."""
         return self._lives.epoch(worker_id, self.follower.workers.get(worker_id))
+
+    def _own_workers(self) -> list[KnownWorker]:
+        """Without those of another Ray cluster on the same index, as there are in an incremental upgrade. Serve says
+        which are ours with the first request; until then it is all."""
+        workers, offered = self.follower.workers, self.offered
+        return [known for worker_id, known in workers.items() if offered is None or worker_id in offered]
 
     def _has_affinity(self, known: KnownWorker) -> bool:
         """Whether what is said to be held there counts: the one place that decides it. Else it is chosen by load."""

@@ -24,6 +24,7 @@ from ray import serve
 from cluster.config import ClusterConfig
 from cluster.core.errors import KvrayError
 from cluster.core.replica import ReplicaInfo, WorkerId
+from cluster.core.replica_demand import demand_of
 from cluster.index.redis_writer import RedisWriter
 from cluster.model_source import resolve_model
 from cluster.route_scheme import route_scheme
@@ -91,6 +92,18 @@ class LLMWorker:
         async with aclosing(self._requests.answer(payload)) as replies:  # closing us must close it
             async for reply in replies:
                 yield reply
+
+    async def record_autoscaling_stats(self) -> dict[str, float]:
+        """Serve asks for it where the deployment scales. `async`, because Serve may run plain methods in a thread."""
+        engine = self._config.engine
+        demand = demand_of(
+            self._engine.load,
+            token_budget=engine.token_budget,
+            max_num_seqs=engine.max_num_seqs,
+            block_size=self._facts.block_size,
+            ttft_s=self._engine.first_tokens.p90(time.monotonic()),
+        )
+        return demand.to_numbers()
 
     async def check_health(self) -> None:
         if not self._engine.alive:

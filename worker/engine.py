@@ -115,7 +115,8 @@ class Engine:
             sampled = self._runner.run(batch)
             new = self._scheduler.complete(batch, sampled)
             self._prepare_masks()
-            self._meter.observe(batch, self._clock() - started, sum(len(d.token_ids) for d in new))
+            took, generated = self._clock() - started, sum(len(d.token_ids) for d in new)
+            self._meter.observe(batch, took, generated, self._scheduler.num_waiting)
             for delta in new:
                 if delta.last:
                     self._finished += 1
@@ -155,6 +156,7 @@ class Engine:
                 expired_requests=self._expired,
                 refused_requests=self._refused,
                 preemptions=scheduler.num_preemptions,
+                loaded_s=meter.loaded_s,
             ),
             step_time_s=meter.step_time_s,
             prefill_tokens_per_s=meter.prefill_tokens_per_s,

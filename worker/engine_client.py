@@ -1,6 +1,7 @@
 """EngineClient: an engine's frames, split into what each request gets.
 
-Owns: the table of live requests, and handing frames from the port's thread to the event loop, one wake-up each.
+Owns: the table of live requests, how long each waits for its first token, and handing frames from the port's thread to
+the event loop, one wake-up each.
 Does not: run the engine, retry, or know Ray.
 Invariants: each request ends with one last delta or raises ReplicaLost; leaving it early cancels it; nothing in the
 table outlives its caller.
@@ -11,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import time
 from collections.abc import AsyncIterator, Callable, Iterator
 
 from cluster.core.errors import KvrayError, ReplicaLost
@@ -18,6 +20,7 @@ from cluster.core.replica import ReplicaLoad
 from cluster.core.request import GenerationRequest, TokenDelta
 from worker.delta_sink import DeltaSink
 from worker.engine_port import EnginePort
+from worker.first_token_times import FirstTokenTimes
 from worker.frame import EngineCommand, EngineFrame, EngineMode
 from worker.runner import ModelFacts
 
@@ -32,6 +35,7 @@ class EngineClient:
         port: EnginePort,
         on_frame: Callable[[EngineFrame], None] | None = None,
         on_exit: Callable[[str], None] | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._port = port
         self._loop = asyncio.get_running_loop()
@@ -41,7 +45,9 @@ class EngineClient:
         self._lost: str | None = None
         self._closing = False
         self._ended = asyncio.Event()  # some stream, or the engine
+        self._clock = clock
         self.load = ReplicaLoad()
+        self.first_tokens = FirstTokenTimes()
 
     async def start(self) -> ModelFacts:
         facts = await asyncio.to_thread(self._port.start, _LoopSink(self, self._loop))
@@ -109,6 +115,10 @@ class EngineClient:
         for delta in frame.deltas:
             stream = self._streams.get(delta.request_id)
             if stream is not None and not stream.ended:
+                if delta.token_ids and not stream.answered:
+                    stream.answered = True
+                    now = self._clock()
+                    self.first_tokens.note(now, now - stream.began_at)
                 stream.take(delta)
         if self._observe is not None:
             self._observe(frame)
@@ -127,7 +137,7 @@ class EngineClient:
         """The request is the engine's inside the block, and cancelled when the block ends before the answer does."""
         if self._lost is not None:
             raise ReplicaLost(self._lost)
-        stream = self._streams[request.request_id] = _Stream(put)
+        stream = self._streams[request.request_id] = _Stream(put, self._clock())
         try:
             self._port.send(EngineCommand(add=request))
             yield
@@ -143,10 +153,12 @@ class EngineClient:
 class _Stream:
     """One live request: who takes its deltas, and whether the last one came."""
 
-    __slots__ = ("_put", "ended")
+    __slots__ = ("_put", "answered", "began_at", "ended")
 
-    def __init__(self, put: Callable[[TokenDelta], None]) -> None:
+    def __init__(self, put: Callable[[TokenDelta], None], began_at: float) -> None:
         self._put = put
+        self.began_at = began_at
+        self.answered = False
         self.ended = False
 
     def take(self, delta: TokenDelta) -> None:

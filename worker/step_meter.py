@@ -26,12 +26,16 @@ class StepMeter:
         self.steps = 0
         self.prefill_tokens = 0
         self.generated_tokens = 0
+        self.loaded_s = 0.0
         self.step_time_s = 0.0
         self.prefill_tokens_per_s = 0.0
 
-    def observe(self, batch: Batch, seconds: float, generated: int) -> None:
+    def observe(self, batch: Batch, seconds: float, generated: int, waiting: int = 0) -> None:
+        """`waiting`: requests that the step left without a place."""
         seconds = max(seconds, 1e-9)
         shape = step_shape(batch)
+        if shape.prefill_tokens or waiting:
+            self.loaded_s += seconds
         self._fit.observe(shape, seconds)
         self.shape, self.seconds = shape, seconds
         self.steps += 1

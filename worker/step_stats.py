@@ -23,10 +23,12 @@ IDLE = StepShape(0, 0.0, 0, 0)
 class EngineTotals:
     """Since the engine started. query_tokens, hit_tokens: prompt tokens looked up and found, each request once.
 
-    expired_requests: ended by their deadline.  refused_requests: not let in.
+    expired_requests: ended by their deadline.  refused_requests: not let in.  loaded_s: of steps that prefilled or left
+    somebody waiting.
     """
 
     steps: int = 0
+    loaded_s: float = 0.0
     query_tokens: int = 0
     hit_tokens: int = 0
     prefill_tokens: int = 0
@@ -75,6 +77,7 @@ class StepStats:
             prefill_tokens_per_s=self.prefill_tokens_per_s,
             step_time_s=self.step_time_s,
             step_time_model=self.step_time_model,
+            loaded_s=totals.loaded_s,
             query_tokens=totals.query_tokens,
             hit_tokens=totals.hit_tokens,
             generated_tokens=totals.generated_tokens,

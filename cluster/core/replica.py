@@ -52,7 +52,8 @@ class ReplicaLoad:
     held: of the waiting ones, those that wait for a prefix which is being computed.  paused: it takes requests and
     runs none.  draining: it takes no more requests and is about to stop.  prefill_tokens_per_s: recent measured rate,
     0 while unknown.  step_time_s: recent mean step time.
-    step_time_model: the coefficients of cluster.core.step_time, nothing while unknown.
+    step_time_model: the coefficients of cluster.core.step_time, nothing while unknown.  loaded_s: since start, of steps
+    that prefilled or left somebody waiting.
     query_tokens / hit_tokens: prompt tokens looked up and found since start, each request counted once.
     expired_requests: ended by their deadline.  refused_requests: not let in.
     """
@@ -70,6 +71,7 @@ class ReplicaLoad:
     prefill_tokens_per_s: float = 0.0
     step_time_s: float = 0.0
     step_time_model: tuple[float, ...] = ()
+    loaded_s: float = 0.0
     query_tokens: int = 0
     hit_tokens: int = 0
     generated_tokens: int = 0

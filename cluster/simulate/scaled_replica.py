@@ -219,6 +219,7 @@ class ScaledReplica:
             in_use_blocks=counts.in_use,
             total_blocks=counts.total,
             step_time_model=tuple(self.settings.step_time.to_wire()),
+            loaded_s=self.loaded_s,
         )
 
     def _pieces(self, now: float) -> list[tuple[ScaledSequence, int]]:

@@ -131,7 +131,14 @@ class World:
         self.generator = FakeGenerator()
         self.status = FakeStatus()
         self.explainer = FakeExplainer()
-        self.api = GrpcApi(self.generator, self.status, ["demo"], explainer=self.explainer, watch_interval_s=0.01)
+        self.api = GrpcApi(
+            self.generator,
+            self.status,
+            ["demo"],
+            explainer=self.explainer,
+            router_id="router-1",
+            watch_interval_s=0.01,
+        )
         self.channel: Any = None
 
     @property
@@ -416,10 +423,10 @@ async def test_the_route_is_in_the_trailing_metadata() -> None:
     async with World().serving() as world:
         stream = world.inference.Generate(request())
         assert [c.text async for c in stream] == ["Hel", "lo"]
-        assert await trailing(stream) == {"x-kvray-route": ROUTE}
+        assert await trailing(stream) == {"x-kvray-route": ROUTE, "x-kvray-router": "router-1"}
         whole = world.inference.GenerateOnce(request())
         await whole
-        assert await trailing(whole) == {"x-kvray-route": ROUTE}
+        assert await trailing(whole) == {"x-kvray-route": ROUTE, "x-kvray-router": "router-1"}
 
 
 async def test_the_clients_id_is_told_to_the_front_door() -> None:

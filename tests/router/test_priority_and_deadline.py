@@ -84,7 +84,7 @@ class TimedContext(Context):
 
 
 async def rpc(world: DoorWorld, message: pb.GenerateRequest, context: Context, *, stream: bool) -> str:
-    api = GrpcApi(world.door, NoStatus(), ["demo"], explainer=world.door)
+    api = GrpcApi(world.door, NoStatus(), ["demo"], explainer=world.door, router_id="router-1")
     if not stream:
         return (await api.generate_once(message, context)).text
     async with aclosing(api.generate(message, context)) as chunks:

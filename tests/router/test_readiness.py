@@ -64,3 +64,10 @@ def test_the_snapshot_comes_first() -> None:
         "index": "following",
         "replicas": {"a": "ready"},
     }
+
+
+def test_a_fleet_that_starts_on_demand_is_ready_without_replicas() -> None:
+    facts = {"index": FollowerState.FOLLOWING, "loads": {}, "offered": None, "lost": ()}
+    assert judge(snapshot_in=True, starts_replicas=True, **facts).ready  # type: ignore[arg-type]
+    assert not judge(snapshot_in=True, starts_replicas=False, **facts).ready  # type: ignore[arg-type]
+    assert not judge(snapshot_in=False, starts_replicas=True, **facts).ready  # type: ignore[arg-type]
