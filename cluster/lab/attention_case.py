@@ -85,7 +85,8 @@ class AttentionCase:
                 layer_kv[:, half] = rows.view(blocks, size, *rows.shape[1:]).transpose(1, 2)
             return
         spans = tuple(
-            SequenceSpan(row=block * size, count=size, start=0, block_table=torch.tensor([block])) for block in range(blocks)
+            SequenceSpan(row=block * size, count=size, start=0, block_table=torch.tensor([block]))
+            for block in range(blocks)
         )
         metadata = AttentionMetadata(spans=spans, slot_mapping=torch.arange(self._slots))
         query = torch.zeros(self._slots, self._query.shape[1], self.geometry.head_dim)
@@ -116,7 +117,9 @@ class AttentionCase:
             at = torch.arange(shape.length - shape.rows, shape.length)
             slots.append(table[at // shape.block_size] * shape.block_size + at % shape.block_size)
             spans.append(
-                SequenceSpan(row=number * shape.rows, count=shape.rows, start=shape.length - shape.rows, block_table=table)
+                SequenceSpan(
+                    row=number * shape.rows, count=shape.rows, start=shape.length - shape.rows, block_table=table
+                )
             )
         return AttentionMetadata(spans=tuple(spans), slot_mapping=torch.cat(slots))
 

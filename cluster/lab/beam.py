@@ -69,9 +69,7 @@ def run(context: LabContext) -> Findings:
     )
 
 
-def _search(
-    engines: ModelEngines, prompt: Tokens, width: int, answer: int, way: type[BlockManager]
-) -> Search:
+def _search(engines: ModelEngines, prompt: Tokens, width: int, answer: int, way: type[BlockManager]) -> Search:
     entries: list[BlockEntry] = []
     engine = engines.engine(partial(_manager, way, entries), prefix_cache="off")
     sampling = SamplingParams(beam_width=width, max_tokens=answer, ignore_eos=True)
@@ -112,8 +110,8 @@ def _fork_claim(savings: dict[tuple[int, int, int], ForkSaving]) -> Claim:
         "A has 50 tokens, B forks at 30: both share the prefix, and its memory is halved",
         "half of the prefix's blocks",
         f"prefix blocks {example.apart} to {example.shared}, {example.saved:.0%} less: block 0 is shared, block 1 is "
-        f"copied at B's first write, and A's {example.unseen} blocks behind token 30 are never B's; {one.saved:.0%} with "
-        f"blocks of 1, {long.saved:.1%} with a prefix of 1,000 tokens",
+        f"copied at B's first write, and A's {example.unseen} blocks behind token 30 are never B's; {one.saved:.0%} "
+        f"with blocks of 1, {long.saved:.1%} with a prefix of 1,000 tokens",
         Verdict.CONFIRMED if example.saved >= 0.49 else Verdict.DEPENDS if long.saved > 0.45 else Verdict.NOT_CONFIRMED,
     )
 
@@ -126,8 +124,8 @@ def _search_claim(searches: dict[int, tuple[Search, Search]]) -> Claim:
         "2.3",
         "Beams share their prefix, and a block is copied only at a write",
         "fewer blocks and copies than with a prefix for every beam, the same texts",
-        f"width {width}: at most {shared.peak_blocks} blocks held instead of {apart.peak_blocks}, {shared.copies} blocks "
-        f"copied instead of {apart.copies}; the texts are equal at every width",
+        f"width {width}: at most {shared.peak_blocks} blocks held instead of {apart.peak_blocks}, {shared.copies} "
+        f"blocks copied instead of {apart.copies}; the texts are equal at every width",
         Verdict.CONFIRMED if fewer else Verdict.NOT_CONFIRMED,
     )
 

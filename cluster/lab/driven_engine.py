@@ -68,7 +68,9 @@ class DrivenEngine:
         """Run one request to its end. One choice, no group."""
         self._asked += 1
         name = f"ask{self._asked}"
-        self._add([GenerationRequest(request_id=name, prompt_token_ids=tuple(prompt), sampling=sampling, cache_salt=salt)])
+        self._add(
+            [GenerationRequest(request_id=name, prompt_token_ids=tuple(prompt), sampling=sampling, cache_salt=salt)]
+        )
         tokens: list[int] = []
         cached, first_s, decode_s = 0, 0.0, 0.0
         while self.engine.has_work:

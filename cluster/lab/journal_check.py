@@ -106,9 +106,7 @@ def first_broken_invariant(seed: int) -> str:
     return ""
 
 
-def _recorded(
-    entries: list[BlockEntry], config: CacheConfig, facts: ModelFacts, scheme: RouteScheme
-) -> BlockManager:
+def _recorded(entries: list[BlockEntry], config: CacheConfig, facts: ModelFacts, scheme: RouteScheme) -> BlockManager:
     return build_manager(config, facts, scheme, BlockJournal(entries.append))
 
 
@@ -122,9 +120,9 @@ def _claims(comparisons: dict[str, Comparison], caught: str) -> tuple[Claim, ...
             "5.6",
             "Keep the logs of runs, and compare the block sequence after a change",
             "equal for equal code, different where a change acts",
-            f"two runs agree in all {same.entries} entries, two engines in all {engine.entries}; of {len(changed)} changes "
-            f"{sum(one.difference is not None for one in changed)} are seen. The order of arrival counts too, so it "
-            "must be the same",
+            f"two runs agree in all {same.entries} entries, two engines in all {engine.entries}; of {len(changed)} "
+            f"changes {sum(one.difference is not None for one in changed)} are seen. The order of arrival counts "
+            "too, so it must be the same",
             Verdict.CONFIRMED
             if same.difference is engine.difference is None and all(one.difference is not None for one in changed)
             else Verdict.NOT_CONFIRMED,
@@ -133,7 +131,8 @@ def _claims(comparisons: dict[str, Comparison], caught: str) -> tuple[Claim, ...
             "4.5",
             "One log line with sequence, block, ref count and free blocks finds what was not let go",
             "the line where the ref count is one too high",
-            f"first differing entry in step {step}: {entry or 'none'}; the check of the books says: {caught or 'nothing'}",
+            f"first differing entry in step {step}: {entry or 'none'}; the check of the books says: "
+            f"{caught or 'nothing'}",
             Verdict.CONFIRMED if leak.difference is not None and caught else Verdict.NOT_CONFIRMED,
         ),
     )

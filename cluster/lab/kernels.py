@@ -115,6 +115,7 @@ def _claims(cases: dict[str, dict[str, Measured]], best: str) -> tuple[Claim, ..
     gathered, quick = decode["gathered"], decode[best]
     worst = max(one.error for case in cases.values() for one in case.values())
     slower = gathered.seconds / quick.seconds
+    loop, piece = (case["reference"].seconds / case[best].seconds for case in (decode, cases["piece"]))
     return (
         Claim(
             "2.4",
@@ -127,17 +128,16 @@ def _claims(cases: dict[str, dict[str, Measured]], best: str) -> tuple[Claim, ..
             "5.3",
             "Slower although memory fell: the kernel gathers first and then computes",
             "gathering costs bytes and time",
-            f"a decode step: {_mib(gathered.moved)} moved instead of {_mib(quick.moved)}, {slower:.1f} times the time of "
-            f"the {best} kernel, and {_mib(gathered.extra)} of copies",
+            f"a decode step: {_mib(gathered.moved)} moved instead of {_mib(quick.moved)}, {slower:.1f} times the time "
+            f"of the {best} kernel, and {_mib(gathered.extra)} of copies",
             Verdict.CONFIRMED if slower > 1.2 and gathered.moved > quick.moved else Verdict.NOT_CONFIRMED,
         ),
         Claim(
             "2.4",
             "First a plain loop that is right, then tiling",
             "the plain form is slow, and the oracle for the fast one",
-            f"the reference takes {decode['reference'].seconds / quick.seconds:.1f} times as long as the {best} kernel in "
-            f"a decode step, {cases['piece']['reference'].seconds / cases['piece'][best].seconds:.1f} times in a prefill "
-            "piece, and both agree",
+            f"the reference takes {loop:.1f} times as long as the {best} kernel in a decode step, {piece:.1f} times in "
+            "a prefill piece, and both agree",
             Verdict.CONFIRMED if best == "native" else Verdict.DEPENDS,
         ),
     )
@@ -151,8 +151,8 @@ def _table(name: str, shape: CaseShape, case: dict[str, Measured]) -> Table:
             (kernel, f"{1e3 * one.seconds:.2f}", _mib(one.moved), _mib(one.extra), f"{one.error:.1e}")
             for kernel, one in case.items()
         ),
-        note="Bytes: of the tensors that each operation reads and writes; the native kernel reads KV once. The reference "
-        "copies too, but one tile of 256 positions at a time.",
+        note="Bytes: of the tensors that each operation reads and writes; the native kernel reads KV once. The "
+        "reference copies too, but one tile of 256 positions at a time.",
     )
 
 
@@ -165,7 +165,8 @@ def _chart(cases: dict[str, dict[str, Measured]]) -> Chart:
         x_label="kernel",
         y_label="milliseconds",
         series=tuple(
-            Series(name, places, tuple(1e3 * case[kernel].seconds for kernel in kernels)) for name, case in cases.items()
+            Series(name, places, tuple(1e3 * case[kernel].seconds for kernel in kernels))
+            for name, case in cases.items()
         ),
         kind="bar",
         x_ticks=kernels,

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import json
 import os
+import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 from cluster.config import CacheConfig, EngineConfig
@@ -42,7 +42,9 @@ class ModelEngines:
         shape = read_shape(json.loads((context.model_dir / "config.json").read_text(encoding="utf-8")))
         per_token = 2 * shape.num_layers * shape.num_kv_heads * shape.head_dim * _WIDEST_ITEM
         cache = CacheConfig(
-            block_size=block_size, chunk_tokens=4 * block_size, kv_memory=-(-tokens // block_size) * block_size * per_token
+            block_size=block_size,
+            chunk_tokens=4 * block_size,
+            kv_memory=-(-tokens // block_size) * block_size * per_token,
         )
         config = EngineConfig(
             model=str(context.model_dir),
@@ -76,16 +78,12 @@ def available_cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def model_name(model_dir: Path) -> str:
-    return model_dir.name
-
-
 def _engine(
     runner: Runner,
     make_manager: MakeManager,
     block_size: int,
     options: dict[str, Any],
-    clock: Callable[[], float] | None = None,
+    clock: Callable[[], float] = time.monotonic,
 ) -> DrivenEngine:
     """`options`: fields of EngineConfig and of CacheConfig, by name."""
     of_cache = {name: options.pop(name) for name in list(options) if name in CacheConfig.model_fields}
@@ -93,5 +91,4 @@ def _engine(
     config = EngineConfig(model="lab", cache=cache, **options)
     scheme = RouteScheme(tokenizer_revision="lab", model_revision="lab", chunk_tokens=cache.chunk_tokens)
     manager = make_manager(cache, runner.facts, scheme)
-    timed = {} if clock is None else {"clock": clock}
-    return DrivenEngine(assemble_engine(config, runner, scheme, manager=manager, **timed))
+    return DrivenEngine(assemble_engine(config, runner, scheme, manager=manager, clock=clock))

@@ -60,7 +60,9 @@ def kept_blocks(kind: str, seed: int = 0) -> tuple[int, int, int]:
     pool = BlockPool(NUM_BLOCKS)
     chunk_blocks = CHUNK // BLOCK_SIZE
     tree = RadixTree(pool, BLOCK_SIZE, chunk_blocks)
-    table = ChunkHashCache(pool, BLOCK_SIZE, chunk_blocks, lambda namespace: root_hash(scheme.with_salt(namespace.salt)))
+    table = ChunkHashCache(
+        pool, BLOCK_SIZE, chunk_blocks, lambda namespace: root_hash(scheme.with_salt(namespace.salt))
+    )
     cache: PrefixCache = tree if kind == "radix" else table
     manager = BlockManager(pool, cache, BLOCK_SIZE, scheme)
     *first, new = sequences(seed)

@@ -7,6 +7,8 @@ Invariants: the engine's computed tokens are those of its own steps.
 
 from __future__ import annotations
 
+from typing import Any
+
 from cluster.core.request import GenerationRequest
 from cluster.core.sampling import SamplingParams
 from cluster.lab.driven_engine import RunRecord
@@ -25,7 +27,8 @@ MODEL_TOKENS = 48
 def equal_requests(prompt: Tokens, count: int = REQUESTS) -> list[GenerationRequest]:
     sampling = SamplingParams(temperature=0.0, max_tokens=1, ignore_eos=True)
     return [
-        GenerationRequest(request_id=f"r{number}", prompt_token_ids=prompt, sampling=sampling) for number in range(count)
+        GenerationRequest(request_id=f"r{number}", prompt_token_ids=prompt, sampling=sampling)
+        for number in range(count)
     ]
 
 
@@ -35,7 +38,7 @@ def computed_tokens(record: RunRecord) -> int:
 
 def run_equal(context: LabContext, engines: ModelEngines) -> Findings:
     requests = equal_requests(TokenSource(context.seed, (100, 32_000)).take(PROMPT_TOKENS))
-    ways = {
+    ways: dict[str, dict[str, Any]] = {
         "off": {"prefix_cache": "off"},
         "chunk64": {"prefix_cache": "chunk"},
         "radix": {},

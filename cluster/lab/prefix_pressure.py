@@ -78,7 +78,16 @@ def run_pressure(context: LabContext) -> Findings:
         }
     table = Table(
         title=f"{REQUESTS} requests of {SHARED + OWN:,} + {ANSWER} tokens in {NUM_BLOCKS} blocks of {BLOCK_SIZE}",
-        header=("prompts", "may run", "prefix cache", "preemptions", "peak blocks", "most running", "prefilled", "steps"),
+        header=(
+            "prompts",
+            "may run",
+            "prefix cache",
+            "preemptions",
+            "peak blocks",
+            "most running",
+            "prefilled",
+            "steps",
+        ),
         rows=tuple(
             (
                 f"{SHARED} tokens shared" if kind == "shared" else "unrelated",
@@ -126,9 +135,9 @@ def _claim(runs: dict[tuple[str, int, str], Pressure]) -> Claim:
         "fewer blocks, fewer tokens computed, no more preemptions",
         f"shared prompts, {FEW} running: peak {few_off.peak_blocks} to {few_on.peak_blocks} blocks and "
         f"{few_off.preemptions} to {few_on.preemptions} preemptions; as many running as fit: {off.most_running} to "
-        f"{on.most_running} at a time, {off.computed_tokens:,} to {on.computed_tokens:,} tokens prefilled, {off.steps:,} "
-        f"to {on.steps:,} steps, but {off.preemptions} to {on.preemptions} preemptions, because more are let in; "
-        f"unrelated prompts: {alone_off.preemptions} to {alone_on.preemptions} preemptions, "
+        f"{on.most_running} at a time, {off.computed_tokens:,} to {on.computed_tokens:,} tokens prefilled, "
+        f"{off.steps:,} to {on.steps:,} steps, but {off.preemptions} to {on.preemptions} preemptions, because more are "
+        f"let in; unrelated prompts: {alone_off.preemptions} to {alone_on.preemptions} preemptions, "
         f"{alone_off.computed_tokens:,} to {alone_on.computed_tokens:,} tokens",
         Verdict.NOT_CONFIRMED if not (saves and harmless) else Verdict.CONFIRMED if free else Verdict.DEPENDS,
     )

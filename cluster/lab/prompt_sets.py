@@ -69,7 +69,8 @@ def prompt_sets(source: TokenSource, longest: int = 3200, requests: int = 8) -> 
         edited.append(edited[-1][:middle] + source.take(1) + edited[-1][middle:])
     system = source.take(scaled(120))
     chats = tuple(
-        (system + source.take(question), *(source.take(question) for _ in range(4))) for _ in range(max(requests // 2, 2))
+        (system + source.take(question), *(source.take(question) for _ in range(4)))
+        for _ in range(max(requests // 2, 2))
     )
     return [
         alone("agent", [tools] * requests),
