@@ -49,7 +49,7 @@ def run(context: LabContext) -> Findings:
 def _shape(context: LabContext, block_size: int) -> CaseShape:
     if context.short:
         return CaseShape(sequences=2, length=256, rows=1, block_size=block_size, layers=2)
-    return CaseShape(sequences=8, length=2048, rows=1, block_size=block_size)
+    return CaseShape(sequences=8, length=1024, rows=1, block_size=block_size)
 
 
 def _read_ms(

@@ -73,7 +73,7 @@ class DrivenEngine:
         )
         tokens: list[int] = []
         cached, first_s, decode_s = 0, 0.0, 0.0
-        while self.engine.has_work:
+        while not self.engine.idle:  # a refused request is no work, but has an answer
             deltas = self.engine.step().deltas
             if tokens:
                 decode_s += self.engine.last_step.seconds
@@ -93,7 +93,7 @@ class DrivenEngine:
         record = RunRecord()
         before = self.totals
         self._add(requests)
-        while self.engine.has_work:
+        while not self.engine.idle:  # a refused request is no work, but has an answer
             for delta in self.engine.step().deltas:
                 if delta.error is not None:
                     raise delta.error

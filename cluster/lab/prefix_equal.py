@@ -21,7 +21,7 @@ REQUESTS = 100
 PROMPT_TOKENS = 1000
 NUM_BLOCKS = 8192
 SEATS = 128
-MODEL_TOKENS = 48
+MODEL_TOKENS = 32
 
 
 def equal_requests(prompt: Tokens, count: int = REQUESTS) -> list[GenerationRequest]:

@@ -3,7 +3,7 @@
     kept ids    prompt of turn 1, generated ids, new ids                              everything before is found
     as text     the answer decoded, put into the chat template, tokenised again       found up to the first difference
 
-Owns: two conversations on the real model, greedy and sampled, and how much of the history is found either way.
+Owns: conversations on the real model, one greedy and some sampled, and how much of the history is found either way.
 Does not: make long chats (prefix_matrix counts those).
 Invariants: both ways ask the same engine; what is found is the engine's own count.
 """
@@ -22,7 +22,10 @@ from cluster.tokenizer import Tokenizer
 QUESTIONS = ("Name three rivers.", "Which one is the longest?")
 WAYS = {
     "greedy": SamplingParams(temperature=0.0, max_tokens=40, ignore_eos=True),
-    "sampled": SamplingParams(temperature=1.5, max_tokens=40, ignore_eos=True, seed=7),
+    **{
+        f"sampled{seed}": SamplingParams(temperature=1.5, max_tokens=40, ignore_eos=True, seed=seed)
+        for seed in range(3)
+    },
 }
 
 
