@@ -19,6 +19,8 @@ TORCH_TESTS = tuple(
     TESTS / name
     for name in (
         "benchmarks",
+        "cluster/lab/test_lab_attention.py",
+        "cluster/lab/test_lab_short_forms.py",
         "cluster/test_demo_model.py",
         "cluster/test_model_errors.py",
         "cluster/test_offline.py",

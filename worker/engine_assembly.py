@@ -22,7 +22,7 @@ from worker.kvcache.chunk_hash_cache import ChunkHashCache
 from worker.kvcache.prefix_cache import CacheNamespace, PrefixCache
 from worker.kvcache.radix_tree import RadixTree
 from worker.request_gate import SchedulerLimits
-from worker.runner import Runner
+from worker.runner import ModelFacts, Runner
 from worker.scheduler import Scheduler
 
 
@@ -33,21 +33,16 @@ def assemble_engine(
     decode: Decode | None = None,
     grammars: GrammarPort | None = None,
     clock: Callable[[], float] = time.monotonic,
+    manager: BlockManager | None = None,
 ) -> Engine:
     """`decode`: tokens to text; without it stop strings do not end rows of groups in the engine.
 
-    `grammars`: without it requests with a constraint are refused. `clock`: seconds, monotonic.
+    `grammars`: without it requests with a constraint are refused. `clock`: seconds, monotonic. `manager`: one that was
+    made for this runner, where `build_manager`'s is not the one that is wanted.
     """
     facts, cache = runner.facts, config.cache
-    pool = BlockPool(facts.num_blocks)
-    manager = BlockManager(
-        pool,
-        _prefix_cache(cache, pool, scheme),
-        facts.block_size,
-        scheme,
-        facts.kv_fingerprint,
-        journal=BlockJournal(log_entry) if config.log_blocks else None,
-    )
+    if manager is None:
+        manager = build_manager(cache, facts, scheme, BlockJournal(log_entry) if config.log_blocks else None)
     limits = SchedulerLimits(
         max_num_seqs=config.max_num_seqs,
         token_budget=config.token_budget,
@@ -66,7 +61,15 @@ def assemble_engine(
     return Engine(runner, manager, scheduler, clock, config.check_invariants, grammars)
 
 
-def _prefix_cache(config: CacheConfig, pool: BlockPool, scheme: RouteScheme) -> PrefixCache | None:
+def build_manager(
+    config: CacheConfig, facts: ModelFacts, scheme: RouteScheme, journal: BlockJournal | None = None
+) -> BlockManager:
+    pool = BlockPool(facts.num_blocks)
+    cache = prefix_cache(config, pool, scheme)
+    return BlockManager(pool, cache, facts.block_size, scheme, facts.kv_fingerprint, journal=journal)
+
+
+def prefix_cache(config: CacheConfig, pool: BlockPool, scheme: RouteScheme) -> PrefixCache | None:
     chunk_blocks = config.chunk_tokens // config.block_size
 
     def root_of(namespace: CacheNamespace) -> ChunkHash:

@@ -51,7 +51,7 @@ def run_blocks(console: Console | None = None) -> int:
 
 
 def scenes() -> Iterator[Scene]:
-    stage = _Stage()
+    stage = Stage()
     a = list(range(1000, 1050))
     stage.start("A", a)
     yield stage.scene(
@@ -110,16 +110,16 @@ def scenes() -> Iterator[Scene]:
     yield stage.scene("D ends", f"If A's prompt came again now, {found} of its 50 tokens would be found.")
 
 
-class _Stage:
+class Stage:
     """A manager as a worker has it, with every write carried out at once."""
 
-    def __init__(self) -> None:
+    def __init__(self, num_blocks: int = NUM_BLOCKS, block_size: int = BLOCK_SIZE) -> None:
         self._entries: list[BlockEntry] = []
-        self._pool = BlockPool(NUM_BLOCKS)
-        scheme = RouteScheme(tokenizer_revision="lab", model_revision="lab", chunk_tokens=4 * BLOCK_SIZE)
-        tree = RadixTree(self._pool, BLOCK_SIZE, chunk_blocks=4)
+        self._pool = BlockPool(num_blocks)
+        scheme = RouteScheme(tokenizer_revision="lab", model_revision="lab", chunk_tokens=4 * block_size)
+        tree = RadixTree(self._pool, block_size, chunk_blocks=4)
         journal = BlockJournal(self._entries.append)
-        self.manager = BlockManager(self._pool, tree, BLOCK_SIZE, scheme, journal=journal)
+        self.manager = BlockManager(self._pool, tree, block_size, scheme, journal=journal)
         self.copies: list[tuple[int, int]] = []
         self._tokens: dict[str, list[int]] = {}
         self._told = 0
