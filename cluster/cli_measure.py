@@ -16,6 +16,7 @@ from cluster.cli_options import (
     AgeingS,
     AttentionBackend,
     BlockSize,
+    ChunkTokens,
     CudaGraphs,
     Device,
     Dtype,
@@ -28,6 +29,7 @@ from cluster.cli_options import (
     Threads,
     TokenBudget,
     build_config,
+    complain,
     run_command,
 )
 
@@ -102,10 +104,21 @@ def calibrate(  # noqa: PLR0913 - one parameter per option
 
 
 def simulate(  # noqa: PLR0913 - one parameter per option
-    trace: Annotated[Path, typer.Option(help="requests in the Mooncake format, one JSON object a line")],
+    trace: Annotated[
+        Path | None, typer.Option(help="requests, from kvray bench record or in the Mooncake format")
+    ] = None,
+    log: Annotated[Path | None, typer.Option(help="or: OpenAI request bodies with timestamps, one a line")] = None,
+    tokenizer: Annotated[Path | None, typer.Option(help="with --log: directory of the model's tokenizer")] = None,
+    chunk_tokens: ChunkTokens = 64,
+    output_tokens: Annotated[int, typer.Option(help="with --log: answers whose length it does not say")] = 256,
+    ttft_target: Annotated[
+        float | None, typer.Option(help="seconds: also find the fewest replicas whose p90 TTFT keeps this")
+    ] = None,
     engine_only: Annotated[bool, typer.Option("--engine-only", help="one replica, without a router")] = False,
     replicas: Annotated[int, typer.Option(help="of the fleet")] = 8,
-    policy: Annotated[str, typer.Option(help="all, or names with commas between: see docs")] = "all",
+    policy: Annotated[
+        str | None, typer.Option(help="all, or names with commas between (default: all; three with --log)")
+    ] = None,
     kv_tokens: Annotated[int | None, typer.Option(help="cache of each replica (default: that of the example)")] = None,
     event_lag: Annotated[float, typer.Option(help="milliseconds until cache events reach the router")] = 0.0,
     kill: Annotated[str | None, typer.Option(help="REPLICA@SECONDS: it dies then, such as 3@120")] = None,
@@ -128,10 +141,16 @@ def simulate(  # noqa: PLR0913 - one parameter per option
 ) -> None:
     """Run a trace through the real router, scheduler and KV bookkeeping in virtual time: TTFT by policy."""
     if not engine_only:
-        from cluster.simulate_fleet_command import FleetOptions, run_fleet
+        from cluster.simulate_fleet_command import run_fleet
+        from cluster.simulate_options import FleetOptions
 
         fleet = FleetOptions(
             trace=trace,
+            log=log,
+            tokenizer=tokenizer,
+            chunk_tokens=chunk_tokens,
+            output_tokens=output_tokens,
+            ttft_target=ttft_target,
             replicas=replicas,
             policy=policy,
             speed=speed,
@@ -155,6 +174,9 @@ def simulate(  # noqa: PLR0913 - one parameter per option
         return
     from cluster.simulate_command import SimulateOptions, run_simulate
 
+    if trace is None:
+        complain("trace", "--engine-only needs --trace")
+        raise typer.Exit(2)
     options = SimulateOptions(
         trace=trace,
         engine_only=engine_only,

@@ -22,6 +22,7 @@ from cluster.index.instrumented import InstrumentedIndex
 from cluster.index.known import FollowerCounters, FollowerState, KnownWorker
 from cluster.index.memory import MemoryIndex
 from cluster.index.speculative import LINGER_S, MAX_CHUNKS, SpeculativeIndex
+from cluster.simulate.mooncake_trace import TRACE_BLOCK
 from cluster.simulate.policy_lineup import Knowledge, PolicyContext, PolicyEntry
 from cluster.simulate.scaled_replica import SCHEME, ReplicaSettings, ScaledReplica
 from cluster.simulate.virtual_clock import VirtualClock
@@ -76,7 +77,7 @@ class FleetRouter:
             ledger=RouteLedger(),
             policy=entry.make(context),
             chunk_tokens=settings.block,
-            speculative=self._expected(),
+            speculative=self._expected(settings.block),
             parity=parity,
             clock=clock,
         )
@@ -123,11 +124,12 @@ class FleetRouter:
                 load = self._replicas[worker_id].load()
                 workers[worker_id] = replace(known, load=load, loaded_at=self._clock.now)
 
-    def _expected(self) -> SpeculativeIndex:
+    def _expected(self, block: int) -> SpeculativeIndex:
         match self._entry.knows:
             case Knowledge.EVENTS:
                 return SpeculativeIndex(self._clock, linger_s=LINGER_S, max_chunks=MAX_CHUNKS)
             case Knowledge.HISTORY:
-                return SpeculativeIndex(self._clock, linger_s=math.inf, max_chunks=self._entry.history_chunks)
+                most = self._entry.history_chunks * TRACE_BLOCK // block
+                return SpeculativeIndex(self._clock, linger_s=math.inf, max_chunks=most)
             case _:
                 return SpeculativeIndex(self._clock, max_chunks=0)
