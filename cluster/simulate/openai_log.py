@@ -73,7 +73,8 @@ def read_log(
 ) -> LogRequests:
     """`limit`: only the first requests of the file. ConfigError names the line."""
     reader = _Reader(tokenizer, block_tokens, default_output)
-    arrivals, times = [], []
+    arrivals: list[Arrival] = []
+    times: list[float | None] = []
     for number, line in _lines(path):
         if limit is not None and len(arrivals) >= limit:
             break

@@ -10,6 +10,9 @@ from typing import Any
 
 import pytest
 from small_tokenizer import small_tokenizer
+from typer.testing import CliRunner
+
+from cluster.cli import app
 
 ROOT = Path(__file__).parents[2]
 TEMPLATE = "{% for m in messages %}<|turn|>{{ m['role'] }} {{ m['content'] }}{% endfor %}<|start|>"
@@ -43,15 +46,10 @@ def log_file(path: Path, lines: list[dict[str, Any]]) -> Path:
 
 def chats() -> list[dict[str, Any]]:
     system = {"role": "system", "content": "the quick brown fox jumps over the lazy dog. " * 20}
+    questions = [{"role": "user", "content": f"xyzzy question {n % 7} " * 5} for n in range(30)]
     return [
-        {
-            "timestamp": n * 0.4 + 0.01,
-            "body": {
-                "messages": [system, {"role": "user", "content": f"xyzzy question {n % 7} " * 5}],
-                "max_tokens": 9,
-            },
-        }
-        for n in range(30)
+        {"timestamp": n * 0.4 + 0.01, "body": {"messages": [system, question], "max_tokens": 9}}
+        for n, question in enumerate(questions)
     ]
 
 
@@ -104,5 +102,5 @@ def test_a_log_without_times_needs_a_rate(tmp_path: Path, tokenizer_dir: Path) -
     ],
 )
 def test_wrong_options_are_named_before_anything_is_read(options: tuple[str, ...], problem: str) -> None:
-    done = simulate(*options)
-    assert done.returncode == 2 and problem in done.stderr
+    done = CliRunner().invoke(app, ["simulate", *options])
+    assert done.exit_code == 2 and problem in done.stderr

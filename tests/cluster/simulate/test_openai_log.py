@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -31,9 +32,8 @@ class WordTokenizer:
 
     def apply_chat_template(self, messages: Sequence[Mapping[str, Any]]) -> list[int]:
         roles = [message["role"] for message in messages]
-        if not {*roles} <= {"system", "user", "assistant"} or any(
-            a == b for a, b in zip(roles, roles[1:], strict=False)
-        ):
+        twice = any(a == b for a, b in pairwise(roles))
+        if twice or not {*roles} <= {"system", "user", "assistant"}:
             raise InvalidRequest("messages", f"not these: {messages}")
         self.rendered.append("".join(f"<{message['role']}>{message['content']}" for message in messages))
         return self.encode(self.rendered[-1])
