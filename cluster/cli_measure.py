@@ -103,6 +103,19 @@ def calibrate(  # noqa: PLR0913 - one parameter per option
     run_command(run_calibrate, config.engine, seconds=seconds, json_file=json)
 
 
+@bench_app.command()
+def record(
+    out: Annotated[Path, typer.Option(help="new file for the trace, for kvray simulate --trace")],
+    address: Annotated[str, typer.Option(help="gRPC address of a running cluster")] = "127.0.0.1:9000",
+    seconds: Annotated[float | None, typer.Option(min=0, help="how long (default: until Ctrl-C)")] = None,
+    limit: Annotated[int | None, typer.Option(min=1, help="end after so many requests")] = None,
+) -> None:
+    """Record live traffic as a trace without text: times, lengths, and which prompts began alike."""
+    from cluster.bench.record_command import run_record
+
+    run_command(run_record, address, out, seconds=seconds, limit=limit)
+
+
 def simulate(  # noqa: PLR0913 - one parameter per option
     trace: Annotated[
         Path | None, typer.Option(help="requests, from kvray bench record or in the Mooncake format")

@@ -26,6 +26,7 @@ from router.generation import ROUTE_HEADER, GenerationCall, GenerationEvent, Gen
 from router.grpc_explanation import explanation_from
 from router.route_explanation import RouteExplainer
 from router.status import describe
+from router.traffic_recorder import Recorded, TrafficRecorder
 
 _SERVICES = ("", "kvray.v1.Inference", "kvray.v1.Cache")
 _MAX_REQUEST_ID = 128
@@ -57,12 +58,14 @@ class GrpcApi:
         models: Sequence[str],
         *,
         explainer: RouteExplainer,
+        recorder: TrafficRecorder | None = None,
         watch_interval_s: float = 1.0,
     ) -> None:
         self._generator = generator
         self._status = status
         self._models = tuple(models)
         self._explainer = explainer
+        self._recorder = recorder
         self._watch_interval_s = watch_interval_s
 
     async def generate(
@@ -113,6 +116,20 @@ class GrpcApi:
         except Exception as error:
             raise _failed(context, error) from None
 
+    async def record(self, request: pb.RecordRequest, context: RpcContext) -> AsyncGenerator[pb.RecordChunk, None]:
+        """Cache.Record; without a recorder nothing ever ends."""
+        try:
+            recorder = self._recorder or TrafficRecorder(1)
+            with recorder.listen() as listener:
+                while True:  # also without requests: so a client that went away is noticed
+                    yield pb.RecordChunk(
+                        chunk_tokens=recorder.chunk_tokens,
+                        requests=[_recorded(one) for one in await listener.next(self._watch_interval_s)],
+                        missed=listener.missed,
+                    )
+        except Exception as error:
+            raise _failed(context, error) from None
+
     async def health_check(
         self, request: health_pb2.HealthCheckRequest, context: RpcContext
     ) -> health_pb2.HealthCheckResponse:
@@ -154,6 +171,12 @@ class GrpcApi:
         call: GenerationCall = grpc_convert.call_from(request, _left_s(context))
         call = replace(call, streamed=streamed, request_id=request_id)
         return cast("AsyncGenerator[GenerationEvent, None]", self._generator.generate(call))
+
+
+def _recorded(one: Recorded) -> pb.RecordedRequest:
+    return pb.RecordedRequest(
+        arrived_s=one.arrived_s, prompt_tokens=one.prompt_tokens, output_tokens=one.output_tokens, chunks=one.chunks
+    )
 
 
 def _tell_route(context: RpcContext, event: GenerationEvent) -> None:

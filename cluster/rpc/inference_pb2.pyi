@@ -345,6 +345,32 @@ class RouteCandidate(_message.Message):
     lost: bool
     def __init__(self, replica: _Optional[str] = ..., overlap_tokens: _Optional[int] = ..., ahead_tokens: _Optional[int] = ..., running: _Optional[int] = ..., cost: _Optional[float] = ..., lost: _Optional[bool] = ...) -> None: ...
 
+class RecordRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class RecordChunk(_message.Message):
+    __slots__ = ("chunk_tokens", "requests", "missed")
+    CHUNK_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    REQUESTS_FIELD_NUMBER: _ClassVar[int]
+    MISSED_FIELD_NUMBER: _ClassVar[int]
+    chunk_tokens: int
+    requests: _containers.RepeatedCompositeFieldContainer[RecordedRequest]
+    missed: int
+    def __init__(self, chunk_tokens: _Optional[int] = ..., requests: _Optional[_Iterable[_Union[RecordedRequest, _Mapping]]] = ..., missed: _Optional[int] = ...) -> None: ...
+
+class RecordedRequest(_message.Message):
+    __slots__ = ("arrived_s", "prompt_tokens", "output_tokens", "chunks")
+    ARRIVED_S_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    OUTPUT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    CHUNKS_FIELD_NUMBER: _ClassVar[int]
+    arrived_s: float
+    prompt_tokens: int
+    output_tokens: int
+    chunks: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, arrived_s: _Optional[float] = ..., prompt_tokens: _Optional[int] = ..., output_tokens: _Optional[int] = ..., chunks: _Optional[_Iterable[int]] = ...) -> None: ...
+
 class ReuseLoss(_message.Message):
     __slots__ = ("reason", "tokens", "position", "message")
     REASON_FIELD_NUMBER: _ClassVar[int]
