@@ -137,7 +137,7 @@ class RoutingState:
 
         Returns what the client is told of its prompt's reuse."""
         self.ledger.prefill_done(request_id)
-        self.work.answered(request_id, self.clock())
+        self.work.answered(request_id, self.clock(), cached_tokens)
         self.parity.answered(request_id, cached_tokens)
         if cached_tokens is None:
             return None
@@ -241,16 +241,18 @@ class RoutingState:
         overlap = chunks * self.chunk_tokens if chunks and self._has_affinity(view.known) else 0
         if overlap >= hint.prompt_tokens:
             overlap = hint.prompt_tokens - 1  # one token is always computed
+        now = self.clock()
+        pace = self.work.pace(worker_id, now)
         return Candidate(
             worker_id,
             overlap,
             tokens + view.others_tokens,
-            view.rate,
+            view.rate / pace,
             requests if requests > view.busy else view.busy,
             lost or view.known.load.paused,
-            self.work.look(worker_id, overlap, self.clock()),
+            self.work.look(worker_id, overlap, now),
             view.others_tokens,
-            view.step_time,
+            view.step_time if pace == 1.0 or view.step_time is None else view.step_time.slowed(pace),
             view.waiting,
             view.kv_in_use,
             view.kv_free,
