@@ -118,3 +118,15 @@ def small_cluster(demo_model_dir: Path, tmp_path: Path) -> Iterator[RunningClust
     running = start_cluster(tmp_path, "--model", str(demo_model_dir), "--replicas", "1", "--kv-memory", "512MiB")
     yield running
     stop_cluster(running)
+
+
+@pytest.fixture
+def fine_cluster(demo_model_dir: Path, tmp_path: Path) -> Iterator[RunningCluster]:
+    """Two replicas for one test that know and reuse prompts in whole blocks of 16 tokens."""
+    running = start_cluster(
+        tmp_path,
+        *("--model", str(demo_model_dir), "--dtype", "float32", "--threads", "1", "--kv-memory", "512MiB"),
+        *("--max-model-len", "4096", "--block-size", "16", "--chunk-tokens", "16", "--no-partial-reuse"),
+    )
+    yield running
+    stop_cluster(running)
