@@ -16,6 +16,7 @@ from cluster.cli_options import (
     AgeingS,
     AttentionBackend,
     BlockSize,
+    ChunkTokens,
     CudaGraphs,
     Device,
     Dtype,
@@ -28,6 +29,7 @@ from cluster.cli_options import (
     Threads,
     TokenBudget,
     build_config,
+    complain,
     run_command,
 )
 
@@ -101,11 +103,35 @@ def calibrate(  # noqa: PLR0913 - one parameter per option
     run_command(run_calibrate, config.engine, seconds=seconds, json_file=json)
 
 
+@bench_app.command()
+def record(
+    out: Annotated[Path, typer.Option(help="new file for the trace, for kvray simulate --trace")],
+    address: Annotated[str, typer.Option(help="gRPC address of a running cluster")] = "127.0.0.1:9000",
+    seconds: Annotated[float | None, typer.Option(min=0, help="how long (default: until Ctrl-C)")] = None,
+    limit: Annotated[int | None, typer.Option(min=1, help="end after so many requests")] = None,
+) -> None:
+    """Record live traffic as a trace without text: times, lengths, and which prompts began alike."""
+    from cluster.bench.record_command import run_record
+
+    run_command(run_record, address, out, seconds=seconds, limit=limit)
+
+
 def simulate(  # noqa: PLR0913 - one parameter per option
-    trace: Annotated[Path, typer.Option(help="requests in the Mooncake format, one JSON object a line")],
+    trace: Annotated[
+        Path | None, typer.Option(help="requests, from kvray bench record or in the Mooncake format")
+    ] = None,
+    log: Annotated[Path | None, typer.Option(help="or: OpenAI request bodies with timestamps, one a line")] = None,
+    tokenizer: Annotated[Path | None, typer.Option(help="with --log: directory of the model's tokenizer")] = None,
+    chunk_tokens: ChunkTokens = 64,
+    output_tokens: Annotated[int, typer.Option(help="with --log: answers whose length it does not say")] = 256,
+    ttft_target: Annotated[
+        float | None, typer.Option(help="seconds: also find the fewest replicas whose p90 TTFT keeps this")
+    ] = None,
     engine_only: Annotated[bool, typer.Option("--engine-only", help="one replica, without a router")] = False,
     replicas: Annotated[int, typer.Option(help="of the fleet")] = 8,
-    policy: Annotated[str, typer.Option(help="all, or names with commas between: see docs")] = "all",
+    policy: Annotated[
+        str | None, typer.Option(help="all, or names with commas between (default: all; three with --log)")
+    ] = None,
     kv_tokens: Annotated[int | None, typer.Option(help="cache of each replica (default: that of the example)")] = None,
     event_lag: Annotated[float, typer.Option(help="milliseconds until cache events reach the router")] = 0.0,
     kill: Annotated[str | None, typer.Option(help="REPLICA@SECONDS: it dies then, such as 3@120")] = None,
@@ -128,10 +154,16 @@ def simulate(  # noqa: PLR0913 - one parameter per option
 ) -> None:
     """Run a trace through the real router, scheduler and KV bookkeeping in virtual time: TTFT by policy."""
     if not engine_only:
-        from cluster.simulate_fleet_command import FleetOptions, run_fleet
+        from cluster.simulate_fleet_command import run_fleet
+        from cluster.simulate_options import FleetOptions
 
         fleet = FleetOptions(
             trace=trace,
+            log=log,
+            tokenizer=tokenizer,
+            chunk_tokens=chunk_tokens,
+            output_tokens=output_tokens,
+            ttft_target=ttft_target,
             replicas=replicas,
             policy=policy,
             speed=speed,
@@ -155,6 +187,9 @@ def simulate(  # noqa: PLR0913 - one parameter per option
         return
     from cluster.simulate_command import SimulateOptions, run_simulate
 
+    if trace is None:
+        complain("trace", "--engine-only needs --trace")
+        raise typer.Exit(2)
     options = SimulateOptions(
         trace=trace,
         engine_only=engine_only,

@@ -23,7 +23,8 @@ from rich.progress import Progress, TaskID
 from cluster.core.errors import ConfigError
 from cluster.simulate.engine_simulation import EngineSimulation
 from cluster.simulate.load_search import speed_for
-from cluster.simulate.mooncake_trace import TraceRequest, read_trace
+from cluster.simulate.mooncake_trace import TraceRequest
+from cluster.simulate.recorded_trace import read_requests
 from cluster.simulate.sim_report import SimReport, make_report, to_lines, to_table
 from cluster.simulate.sim_settings import SimSettings
 from cluster.simulate.step_times import EXAMPLE, EXAMPLE_KV_TOKENS, read_step_time
@@ -78,7 +79,7 @@ def run_simulate(options: SimulateOptions, *, as_json: bool) -> int:
     options.check()
     settings = options.settings()
     settings.engine_config()
-    requests = read_trace(options.trace, seed=options.seed, limit=options.limit)
+    requests = read_requests(options.trace, seed=options.seed, limit=options.limit)
     if options.cold_share is not None:
         requests = with_cold_share(requests, options.cold_share, seed=options.seed)
     report = _simulate(requests, options, settings)

@@ -1,6 +1,6 @@
-"""`kvray simulate`: a trace on a fleet, once for each routing policy, in virtual time.
+"""`kvray simulate`: a trace or a log on a fleet, once for each routing policy, in virtual time.
 
-Owns: reading what the options name, the order of trace, speed and runs, and what the user sees.
+Owns: reading what the options name, the order of requests, speed and runs, and what the user sees.
 Does not: simulate (cluster.simulate).
 Invariants: wrong options or files are one line and exit code 2 before anything runs; every policy gets the same
 requests at the same times; with --json nothing else goes to standard output.
@@ -9,12 +9,9 @@ requests at the same times; with --json nothing else goes to standard output.
 from __future__ import annotations
 
 import json
-import math
-import re
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
-from pathlib import Path
+from dataclasses import replace
 
 from rich.console import Console
 from rich.progress import Progress
@@ -25,94 +22,34 @@ from cluster.core.hashing import ChunkHash
 from cluster.simulate.fleet_load import speed_for_utilisation
 from cluster.simulate.fleet_plot import draw_fleet
 from cluster.simulate.fleet_report import FleetReport, clairvoyant_bound, fleet_table, make_fleet_report
-from cluster.simulate.fleet_simulation import Death, FleetSettings, FleetSimulation, trace_hashes
+from cluster.simulate.fleet_simulation import FleetSettings, FleetSimulation, trace_hashes
+from cluster.simulate.fleet_sizing import FleetSize, sizes_table, smallest_fleet
 from cluster.simulate.ideal_hits import ideal_block_hits, ideal_hits
-from cluster.simulate.mooncake_trace import TRACE_BLOCK, TraceRequest, read_trace
-from cluster.simulate.policy_lineup import BASELINE, PolicyEntry, chosen_policies
-from cluster.simulate.scaled_replica import ReplicaSettings
-from cluster.simulate.step_times import EXAMPLE, EXAMPLE_KV_TOKENS, read_step_time
+from cluster.simulate.mooncake_trace import TraceRequest
+from cluster.simulate.openai_log import LogRequests, read_log
+from cluster.simulate.policy_lineup import BASELINE, OURS, PolicyEntry, chosen_policies
+from cluster.simulate.recorded_trace import read_requests
 from cluster.simulate.trace_variants import at_speed, with_cold_share
+from cluster.simulate_options import FleetOptions
+from cluster.tokenizer import Tokenizer
 
-_WIDTH = 130  # of the table, in files and pipes
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FleetOptions:
-    """speed, rate (requests per second), load (utilisation under least_uncached): one of them, or none (speed 1)."""
-
-    trace: Path
-    replicas: int
-    policy: str
-    speed: float | None
-    rate: float | None
-    load: float | None
-    limit: int | None
-    cold_share: float | None
-    kv_tokens: int | None
-    event_lag_ms: float
-    kill: str | None
-    step_time: Path | None
-    token_budget: int
-    max_num_seqs: int
-    prefix_first: bool
-    ageing_s: float
-    hold_back: bool
-    seed: int
-    png: Path | None
-
-    def settings(self) -> FleetSettings:
-        """ConfigError names the option."""
-        given = {"speed": self.speed, "rate": self.rate, "load": self.load}
-        if sum(value is not None for value in given.values()) > 1:
-            raise ConfigError("--speed, --rate and --load all say how fast requests arrive; give one")
-        for name, value in given.items():
-            if value is not None and not 0 < value < math.inf:
-                raise ConfigError(f"--{name} must be a number above 0")
-        if self.load is not None and self.load >= 1:
-            raise ConfigError("--load is a share of the replicas' time, below 1")
-        if self.cold_share is not None and not 0 < self.cold_share <= 1:
-            raise ConfigError("--cold-share must be above 0 and at most 1")
-        kv_tokens = EXAMPLE_KV_TOKENS if self.kv_tokens is None else self.kv_tokens
-        for name, count in (("limit", self.limit), ("kv-tokens", kv_tokens // TRACE_BLOCK)):
-            if count is not None and count < 1:
-                raise ConfigError(f"--{name} must be at least {1 if name == 'limit' else TRACE_BLOCK}")
-        settings = FleetSettings(
-            replicas=self.replicas,
-            replica=ReplicaSettings(
-                kv_tokens=kv_tokens,
-                step_time=EXAMPLE if self.step_time is None else read_step_time(self.step_time),
-                token_budget=self.token_budget,
-                max_num_seqs=self.max_num_seqs,
-                prefix_first=self.prefix_first,
-                ageing_s=self.ageing_s,
-                hold_back=self.hold_back,
-            ),
-            event_lag_s=self.event_lag_ms / 1000,
-            death=None if self.kill is None else parse_kill(self.kill),
-            seed=self.seed,
-        )
-        settings.check()
-        return settings
-
-
-def parse_kill(text: str) -> Death:
-    found = re.fullmatch(r"(\d+)@(\d+(?:\.\d+)?)", text)
-    if found is None:
-        raise ConfigError(f"--kill {text!r} is not REPLICA@SECONDS, such as 3@120")
-    return Death(replica=int(found[1]), at_s=float(found[2]))
+_WIDTH = 140  # of the table, in files and pipes
+_LOG_POLICIES = f"{OURS},{BASELINE},round_robin"
 
 
 def run_fleet(options: FleetOptions, *, as_json: bool) -> int:
-    settings, entries = options.settings(), chosen_policies(options.policy)
+    options.check()
+    entries = chosen_policies(options.policy or ("all" if options.log is None else _LOG_POLICIES))
     if options.png is not None:
         require_matplotlib()
-    requests = read_trace(options.trace, seed=options.seed, limit=options.limit)
-    if options.cold_share is not None:
-        requests = with_cold_share(requests, options.cold_share, seed=options.seed)
+    requests, log = _requests(options)
+    settings = options.settings(requests[0].segment_tokens)
     hashes = trace_hashes(requests)
     speed = _speed(options, requests, settings, hashes)
     requests = at_speed(requests, speed)
-    reports = [run_policy(requests, settings, entry, hashes, Console(stderr=True)) for entry in entries]
+    console = Console(stderr=True)
+    reports = [run_policy(requests, settings, entry, hashes, console) for entry in entries]
+    sizes = _sizes(options, requests, settings, entries, hashes)
     replica = settings.replica
     bound = clairvoyant_bound(requests, settings.replicas, replica.step_time, replica.token_budget)
     tokens = sum(request.prompt_tokens for request in requests)
@@ -122,22 +59,91 @@ def run_fleet(options: FleetOptions, *, as_json: bool) -> int:
         "clairvoyant_mean_ttft_s": bound,
     }
     if options.png is not None:
-        title = f"{options.trace.name}, {settings.replicas} replicas, speed {speed:.3g}"
+        title = f"{options.source.name}, {settings.replicas} replicas, speed {speed:.3g}"
         draw_fleet(reports, bound, title, options.png)
     if as_json:
-        print(json.dumps({"speed": speed, **ideal, "policies": [report.to_json() for report in reports]}))
+        found = {"requests": len(requests), "speed": speed, **ideal, "policies": [one.to_json() for one in reports]}
+        if log is not None:
+            found |= {"output_lengths": dict(log.lengths), "parts_without_text": log.left_out}
+        if options.ttft_target is not None:
+            found |= {"ttft_target_s": options.ttft_target, "sizes": [size.to_json() for size in sizes]}
+        print(json.dumps(found))
         return 0
+    _print_tables(options, reports, sizes, bound)
+    _print_line(
+        f"{len(requests):,} requests, speed {speed:.4g}; one infinite cache would hit "
+        f"{ideal['ideal_hit_rate']:.2%} of tokens, {ideal['ideal_block_hit_rate']:.2%} of blocks"
+    )
+    if log is not None:
+        _print_line(_lengths_line(log))
+    return 0
+
+
+def _print_tables(
+    options: FleetOptions, reports: Sequence[FleetReport], sizes: Sequence[FleetSize], bound: float
+) -> None:
     console = Console()
     if not console.is_terminal:
         console.width = max(console.width, _WIDTH)
     console.print(fleet_table(reports, bound))
-    console.print(
-        f"{len(requests):,} requests, speed {speed:.4g}; one infinite cache would hit "
-        f"{ideal['ideal_hit_rate']:.2%} of tokens, {ideal['ideal_block_hit_rate']:.2%} of blocks",
-        highlight=False,
-        soft_wrap=True,
+    if options.ttft_target is not None:
+        console.print(sizes_table(sizes, options.ttft_target))
+
+
+def _print_line(line: str) -> None:
+    Console().print(line, highlight=False, soft_wrap=True)
+
+
+def _requests(options: FleetOptions) -> tuple[list[TraceRequest], LogRequests | None]:
+    if options.trace is not None:
+        requests = read_requests(options.trace, seed=options.seed, limit=options.limit)
+        log = None
+    else:
+        assert options.log is not None and options.tokenizer is not None
+        with Console(stderr=True).status("tokenising the log"):
+            log = read_log(
+                options.log,
+                Tokenizer.from_dir(options.tokenizer),
+                block_tokens=options.chunk_tokens,
+                default_output=options.output_tokens,
+                seed=options.seed,
+                limit=options.limit,
+            )
+        if not log.timed and options.rate is None and options.load is None:
+            raise ConfigError(f"{options.log.name} has no timestamps: say with --rate or --load how fast requests come")
+        requests = log.requests
+    if options.cold_share is not None:
+        requests = with_cold_share(requests, options.cold_share, seed=options.seed)
+    return requests, log
+
+
+def _sizes(
+    options: FleetOptions,
+    requests: Sequence[TraceRequest],
+    settings: FleetSettings,
+    entries: Sequence[PolicyEntry],
+    hashes: dict[str, tuple[ChunkHash, ...]],
+) -> list[FleetSize]:
+    """Each policy's search begins where the one before ended."""
+    sizes: list[FleetSize] = []
+    start = settings.replicas
+    for entry in entries if options.ttft_target is not None else ():
+
+        def run(replicas: int, entry: PolicyEntry = entry) -> FleetReport:
+            return run_policy(requests, replace(settings, replicas=replicas), entry, hashes, Console(stderr=True))
+
+        assert options.ttft_target is not None
+        sizes.append(smallest_fleet(entry.name, options.ttft_target, run, start))
+        start = sizes[-1].replicas or start
+    return sizes
+
+
+def _lengths_line(log: LogRequests) -> str:
+    line = (
+        f"lengths of answers: {log.lengths['usage']:,} from usage, {log.lengths['max_tokens']:,} from max_tokens (at "
+        f"most), {log.lengths['default']:,} from --output-tokens"
     )
-    return 0
+    return f"{line}; {log.left_out:,} parts of messages are no text and count as nothing" if log.left_out else line
 
 
 def run_policy(

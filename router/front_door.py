@@ -2,8 +2,8 @@
 
 validate -> tokenise and hash once, off the event loop -> send token ids to a replica -> turn deltas back into text.
 
-Owns: validation against the model, seeds, the deadline of the whole call, and telling when a request was answered and
-when it is over.
+Owns: validation against the model, seeds, the deadline of the whole call, and telling (also `recorder`) when a request
+was answered and when it is over.
 Does not: route again (attempts), turn deltas into events (answer_events), know HTTP or protobuf (router.http_api,
 router.grpc_api) or choose replicas.
 Invariants: tokens reach the client once; what was booked is always released; an early exit cancels the request; a
@@ -33,6 +33,7 @@ from router.deadline import Deadline
 from router.generation import GenerationCall, GenerationEvent
 from router.route_explanation import RouteExplanation
 from router.route_hint import PromptTrail, RouteHint
+from router.traffic_recorder import TrafficRecorder
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,12 +90,14 @@ class FrontDoor:
         self._max_model_len = max_model_len
         self._clock = clock
         self._rng = rng or random.Random()
+        self.recorder = TrafficRecorder(scheme.chunk_tokens, clock)
 
     @property
     def models(self) -> Sequence[str]:
         return [self._model]
 
     async def generate(self, call: GenerationCall) -> AsyncGenerator[GenerationEvent, None]:
+        arrived_at, output_tokens = self._clock(), 0
         deadline = Deadline(call.timeout_s, self._clock)
         self._check_model(call)
         sampling = self._sampling(call.sampling)
@@ -108,9 +111,11 @@ class FrontDoor:
                 aclosing(self._events(prepared, deltas)) as events,
             ):
                 while (event := await deadline.within(anext(events, None))) is not None:
+                    output_tokens = event.usage.completion_tokens
                     yield event
         finally:
             self._accounting.release(request.request_id)
+            self.recorder.ended(arrived_at, hint.prompt_tokens, output_tokens, hint.chunk_hashes)
 
     async def explain(self, call: GenerationCall) -> RouteExplanation:
         """What would happen to the call now; no replica hears of it."""

@@ -27,6 +27,7 @@ from router.generation import ROUTE_HEADER, ROUTER_HEADER, GenerationCall, Gener
 from router.grpc_explanation import explanation_from
 from router.route_explanation import RouteExplainer
 from router.status import describe
+from router.traffic_recorder import Recorded, TrafficRecorder
 
 _SERVICES = ("", "kvray.v1.Inference", "kvray.v1.Cache")
 _MAX_REQUEST_ID = 128
@@ -59,6 +60,7 @@ class GrpcApi:
         *,
         explainer: RouteExplainer,
         router_id: str,
+        recorder: TrafficRecorder | None = None,
         watch_interval_s: float = 1.0,
     ) -> None:
         self._generator = generator
@@ -66,6 +68,7 @@ class GrpcApi:
         self._models = tuple(models)
         self._explainer = explainer
         self._router_id = router_id
+        self._recorder = recorder
         self._watch_interval_s = watch_interval_s
 
     async def generate(
@@ -116,6 +119,20 @@ class GrpcApi:
         except Exception as error:
             raise _failed(context, error) from None
 
+    async def record(self, request: pb.RecordRequest, context: RpcContext) -> AsyncGenerator[pb.RecordChunk, None]:
+        """Cache.Record; without a recorder nothing ever ends."""
+        try:
+            recorder = self._recorder or TrafficRecorder(1)
+            with recorder.listen() as listener:
+                while True:  # also without requests: so a client that went away is noticed
+                    yield pb.RecordChunk(
+                        chunk_tokens=recorder.chunk_tokens,
+                        requests=[_recorded(one) for one in await listener.next(self._watch_interval_s)],
+                        missed=listener.missed,
+                    )
+        except Exception as error:
+            raise _failed(context, error) from None
+
     async def health_check(
         self, request: health_pb2.HealthCheckRequest, context: RpcContext
     ) -> health_pb2.HealthCheckResponse:
@@ -161,6 +178,12 @@ class GrpcApi:
     def _tell_route(self, context: RpcContext, event: GenerationEvent) -> None:
         if event.route is not None:
             context.set_trailing_metadata([(ROUTE_HEADER, event.route), (ROUTER_HEADER, self._router_id)])
+
+
+def _recorded(one: Recorded) -> pb.RecordedRequest:
+    return pb.RecordedRequest(
+        arrived_s=one.arrived_s, prompt_tokens=one.prompt_tokens, output_tokens=one.output_tokens, chunks=one.chunks
+    )
 
 
 def _left_s(context: RpcContext) -> float | None:

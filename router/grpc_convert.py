@@ -214,4 +214,5 @@ def _replica(replica: ReplicaStatus) -> pb.ReplicaStatus:
         indexed_chunks=replica.indexed_chunks,
         prefill_tokens_per_s=load.prefill_tokens_per_s,
         step_time_s=load.step_time_s,
+        step_time_model=load.step_time_model,
     )

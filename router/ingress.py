@@ -80,8 +80,14 @@ class Ingress:
             router_id=self._state.router_id,
             max_model_len=self._state.max_model_len,
         )
-        router_id = self._state.router_id
-        self._grpc = GrpcApi(front_door, self._state, front_door.models, explainer=front_door, router_id=router_id)
+        self._grpc = GrpcApi(
+            front_door,
+            self._state,
+            front_door.models,
+            explainer=front_door,
+            router_id=self._state.router_id,
+            recorder=front_door.recorder,
+        )
         process_services.set_services(Services(generator=front_door, status=self._state))
 
     def _build_state(self, scheme: RouteScheme) -> RoutingState:
@@ -123,6 +129,11 @@ class Ingress:
 
     async def ExplainRoute(self, request: Any, grpc_context: Any = None) -> Any:
         return await self._grpc.explain_route(request, grpc_context)
+
+    async def Record(self, request: Any, grpc_context: Any = None) -> AsyncIterator[Any]:
+        async with aclosing(self._grpc.record(request, grpc_context)) as chunks:
+            async for chunk in chunks:
+                yield chunk
 
     async def Check(self, request: Any, grpc_context: Any = None) -> Any:
         return await self._grpc.health_check(request, grpc_context)

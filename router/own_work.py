@@ -6,7 +6,10 @@
 A replica takes whoever has most in its cache first, so a request overtakes those that find less, unless they wait for
 too long already (worker.scheduling.waiting_queue). `Work` is told for one overlap for that reason.
 
-Owns: that estimate of what is left, and of what a newcomer overtakes.
+What is computed for much longer than estimated makes its replica a slow one (router.replica_pace), and all that is
+booked there counts for more.
+
+Owns: that estimate of what is left, and of what a newcomer overtakes, and the measuring of replicas' paces.
 Does not: know other routers' requests (heartbeats do), or how long anything takes (router.estimated_ttft).
 Invariants: every call may come twice or for a request never booked; nothing is kept of a request after `release`, or
 of a worker without requests; what is left is never negative.
@@ -18,8 +21,10 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from cluster.core.replica import WorkerId
+from router.replica_pace import SLOWER, ReplicaPace
 
 AGEING_S = 2.0  # as EngineConfig.ageing_s
+_SAME_OVERLAP = 0.1  # of the prompt: an answer that found less in the cache than expected says nothing of the pace
 _NEWEST_SHARE = 0.05  # of the newest request in the mean time that requests decode
 
 
@@ -43,6 +48,8 @@ NO_WORK = Work()
 
 @dataclass(slots=True, eq=False)
 class _Booking:
+    """seconds: at the pace of the replica's step-time model."""
+
     worker_id: WorkerId
     seconds: float
     prompt_tokens: int
@@ -70,9 +77,27 @@ class OwnWork:
         self._bookings: dict[str, _Booking] = {}
         self._workers: dict[WorkerId, _Worker] = {}
         self._decode_s = 0.0
+        self._pace = ReplicaPace()
+        self._told: dict[WorkerId, float] = {}  # paces that the estimates of bookings to come are made with
 
     def __len__(self) -> int:
         return len(self._bookings)
+
+    def pace(self, worker_id: WorkerId, now: float) -> float:
+        """How many times as long as its model says the replica takes; the seconds to be booked there are by that."""
+        worker = self._workers.get(worker_id)
+        running_s = expected_s = 0.0
+        if worker is not None and worker.waiting:
+            expected_s = next(iter(worker.waiting.values())).seconds
+            running_s = now - worker.began_at
+            if running_s < SLOWER * expected_s:
+                running_s = expected_s = 0.0
+        pace = self._pace.of(worker_id, now, running_s, expected_s)
+        if pace != 1.0:
+            self._told[worker_id] = pace
+        elif self._told:
+            self._told.pop(worker_id, None)
+        return pace
 
     def book(
         self, request_id: str, worker_id: WorkerId, seconds: float, prompt_tokens: int, overlap_tokens: int, now: float
@@ -81,18 +106,22 @@ class OwnWork:
         worker = self._workers.setdefault(worker_id, _Worker())
         if not worker.waiting:
             worker.began_at = now
+        seconds /= self._told.get(worker_id, 1.0)
         booking = _Booking(worker_id, seconds, prompt_tokens, overlap_tokens, now)
         worker.active_tokens += prompt_tokens
         self._bookings[request_id] = worker.waiting[request_id] = booking
 
-    def answered(self, request_id: str, now: float) -> None:
-        """Its first token is here."""
+    def answered(self, request_id: str, now: float, cached_tokens: int | None = None) -> None:
+        """Its first token is here. cached_tokens: what it found in the cache; None: nothing was computed."""
         booking = self._bookings.get(request_id)
         if booking is None or booking.answered_at is not None:
             return
         booking.answered_at = now
         worker = self._workers[booking.worker_id]
         del worker.waiting[request_id]
+        enough = booking.overlap_tokens - _SAME_OVERLAP * booking.prompt_tokens
+        if cached_tokens is not None and cached_tokens >= enough:
+            self._pace.answered(booking.worker_id, booking.seconds, now - worker.began_at, now)
         worker.began_at = now
         worker.decoding += 1
         worker.decode_tokens += booking.prompt_tokens
@@ -116,6 +145,8 @@ class OwnWork:
 
     def end_life(self, worker_id: WorkerId) -> None:
         """The worker's process is gone, and its requests with it."""
+        self._pace.forget(worker_id)
+        self._told.pop(worker_id, None)
         if self._workers.pop(worker_id, None) is not None:
             for request_id in [name for name, one in self._bookings.items() if one.worker_id == worker_id]:
                 del self._bookings[request_id]
@@ -126,12 +157,13 @@ class OwnWork:
         if worker is None:
             return NO_WORK
         ahead, overtaken, first, aged = 0.0, 0, True, now - self._ageing_s
+        pace = self._told.get(worker_id, 1.0)
         for booking in worker.waiting.values():
             if first:
                 first = False
-                ahead = max(booking.seconds - (now - worker.began_at), 0.0)
+                ahead = max(pace * booking.seconds - (now - worker.began_at), 0.0)
             elif booking.overlap_tokens >= overlap_tokens or booking.booked_at <= aged:
-                ahead += booking.seconds
+                ahead += pace * booking.seconds
             else:
                 overtaken += 1
         return Work(ahead, overtaken, worker.decoding, worker.decode_tokens, worker.active_tokens, self._decode_s)

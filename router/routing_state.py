@@ -142,7 +142,7 @@ class RoutingState:
 
         Returns what the client is told of its prompt's reuse."""
         self.ledger.prefill_done(request_id)
-        self.work.answered(request_id, self.clock())
+        self.work.answered(request_id, self.clock(), cached_tokens)
         self.parity.answered(request_id, cached_tokens)
         if cached_tokens is None:
             return None
@@ -271,16 +271,18 @@ class RoutingState:
         overlap = chunks * self.chunk_tokens if chunks and self._has_affinity(view.known) else 0
         if overlap >= hint.prompt_tokens:
             overlap = hint.prompt_tokens - 1  # one token is always computed
+        now = self.clock()
+        pace = self.work.pace(worker_id, now)
         return Candidate(
             worker_id,
             overlap,
             tokens + view.others_tokens,
-            speed.prefill_tokens_per_s,
+            speed.prefill_tokens_per_s / pace,
             requests if requests > view.busy else view.busy,
             lost or view.known.load.paused or view.known.load.draining,
-            self.work.look(worker_id, overlap, self.clock()),
+            self.work.look(worker_id, overlap, now),
             view.others_tokens,
-            speed.step_time,
+            speed.step_time if pace == 1.0 or speed.step_time is None else speed.step_time.slowed(pace),
             view.waiting,
             view.kv_in_use,
             view.kv_free,

@@ -5,7 +5,7 @@ A prompt is cut into chunks of `chunk_tokens` tokens. The hash of a chunk is
 `RouteScheme`. So a chunk hash names the chunk *and everything before it*, and two models, tokenizers, chunk
 sizes, adapters or salts can never share one.
 
-Owns: RouteScheme, root_hash, hash_chunk, hash_prompt, hash_packed, and digest_of for every other digest.
+Owns: RouteScheme, root_hash, hash_chunk, hash_prompt, hash_packed, blinded, and digest_of for every other digest.
 Does not: decide that KV may be reused. A hash is a routing hint; the radix tree compares tokens.
 Invariants: no seed from the process (golden vectors in the tests); a prefix of the tokens gives a prefix of
 the hashes; a partial last chunk has no hash.
@@ -17,6 +17,7 @@ import hashlib
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import NewType
 
 ChunkHash = NewType("ChunkHash", bytes)
@@ -60,6 +61,7 @@ def digest_of(*parts: bytes) -> str:
     return digest.hexdigest()
 
 
+@lru_cache(maxsize=1024)
 def root_hash(scheme: RouteScheme) -> ChunkHash:
     """Digest of the scheme's fields, each tagged and length-prefixed so that no field can imitate another."""
     digest = hashlib.blake2b(digest_size=HASH_BYTES, person=b"kvray-route")
@@ -102,3 +104,14 @@ def hash_packed(root: ChunkHash, packed: bytes, chunk_tokens: int) -> list[Chunk
         parent = hashlib.blake2b(parent + chunk, digest_size=HASH_BYTES).digest()
         hashes.append(ChunkHash(parent))
     return hashes
+
+
+def blinded(key: bytes, hashes: Sequence[ChunkHash]) -> list[int]:
+    """64-bit numbers that say which of the hashes are equal, and nothing else to who does not know the key.
+
+    key: 16 to 64 bytes.
+    """
+    return [
+        int.from_bytes(hashlib.blake2b(one, digest_size=8, key=key, person=b"kvray-blind").digest(), "little")
+        for one in hashes
+    ]

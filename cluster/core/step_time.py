@@ -68,6 +68,10 @@ class StepTimeModel:
             + self.per_decode_context * shape.decode_context
         )
 
+    def slowed(self, times: float) -> StepTimeModel:
+        """Everything takes so many times as long."""
+        return StepTimeModel(*(times * value for value in self.to_wire()))
+
     def to_wire(self) -> list[float]:
         return [
             self.base,

@@ -262,7 +262,7 @@ class StatusResponse(_message.Message):
     def __init__(self, models: _Optional[_Iterable[str]] = ..., ready: _Optional[bool] = ..., replicas: _Optional[_Iterable[_Union[ReplicaStatus, _Mapping]]] = ..., reuse: _Optional[_Union[ReuseTotals, _Mapping]] = ...) -> None: ...
 
 class ReplicaStatus(_message.Message):
-    __slots__ = ("worker_id", "epoch", "model", "block_size", "chunk_tokens", "max_model_len", "free_blocks", "cached_blocks", "in_use_blocks", "total_blocks", "waiting", "running", "uncached_tokens", "query_tokens", "hit_tokens", "generated_tokens", "finished_requests", "preemptions", "indexed_chunks", "prefill_tokens_per_s", "step_time_s")
+    __slots__ = ("worker_id", "epoch", "model", "block_size", "chunk_tokens", "max_model_len", "free_blocks", "cached_blocks", "in_use_blocks", "total_blocks", "waiting", "running", "uncached_tokens", "query_tokens", "hit_tokens", "generated_tokens", "finished_requests", "preemptions", "indexed_chunks", "prefill_tokens_per_s", "step_time_s", "step_time_model")
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
@@ -284,6 +284,7 @@ class ReplicaStatus(_message.Message):
     INDEXED_CHUNKS_FIELD_NUMBER: _ClassVar[int]
     PREFILL_TOKENS_PER_S_FIELD_NUMBER: _ClassVar[int]
     STEP_TIME_S_FIELD_NUMBER: _ClassVar[int]
+    STEP_TIME_MODEL_FIELD_NUMBER: _ClassVar[int]
     worker_id: str
     epoch: int
     model: str
@@ -305,7 +306,8 @@ class ReplicaStatus(_message.Message):
     indexed_chunks: int
     prefill_tokens_per_s: float
     step_time_s: float
-    def __init__(self, worker_id: _Optional[str] = ..., epoch: _Optional[int] = ..., model: _Optional[str] = ..., block_size: _Optional[int] = ..., chunk_tokens: _Optional[int] = ..., max_model_len: _Optional[int] = ..., free_blocks: _Optional[int] = ..., cached_blocks: _Optional[int] = ..., in_use_blocks: _Optional[int] = ..., total_blocks: _Optional[int] = ..., waiting: _Optional[int] = ..., running: _Optional[int] = ..., uncached_tokens: _Optional[int] = ..., query_tokens: _Optional[int] = ..., hit_tokens: _Optional[int] = ..., generated_tokens: _Optional[int] = ..., finished_requests: _Optional[int] = ..., preemptions: _Optional[int] = ..., indexed_chunks: _Optional[int] = ..., prefill_tokens_per_s: _Optional[float] = ..., step_time_s: _Optional[float] = ...) -> None: ...
+    step_time_model: _containers.RepeatedScalarFieldContainer[float]
+    def __init__(self, worker_id: _Optional[str] = ..., epoch: _Optional[int] = ..., model: _Optional[str] = ..., block_size: _Optional[int] = ..., chunk_tokens: _Optional[int] = ..., max_model_len: _Optional[int] = ..., free_blocks: _Optional[int] = ..., cached_blocks: _Optional[int] = ..., in_use_blocks: _Optional[int] = ..., total_blocks: _Optional[int] = ..., waiting: _Optional[int] = ..., running: _Optional[int] = ..., uncached_tokens: _Optional[int] = ..., query_tokens: _Optional[int] = ..., hit_tokens: _Optional[int] = ..., generated_tokens: _Optional[int] = ..., finished_requests: _Optional[int] = ..., preemptions: _Optional[int] = ..., indexed_chunks: _Optional[int] = ..., prefill_tokens_per_s: _Optional[float] = ..., step_time_s: _Optional[float] = ..., step_time_model: _Optional[_Iterable[float]] = ...) -> None: ...
 
 class ExplainRouteRequest(_message.Message):
     __slots__ = ("request_id", "request")
@@ -344,6 +346,32 @@ class RouteCandidate(_message.Message):
     cost: float
     lost: bool
     def __init__(self, replica: _Optional[str] = ..., overlap_tokens: _Optional[int] = ..., ahead_tokens: _Optional[int] = ..., running: _Optional[int] = ..., cost: _Optional[float] = ..., lost: _Optional[bool] = ...) -> None: ...
+
+class RecordRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class RecordChunk(_message.Message):
+    __slots__ = ("chunk_tokens", "requests", "missed")
+    CHUNK_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    REQUESTS_FIELD_NUMBER: _ClassVar[int]
+    MISSED_FIELD_NUMBER: _ClassVar[int]
+    chunk_tokens: int
+    requests: _containers.RepeatedCompositeFieldContainer[RecordedRequest]
+    missed: int
+    def __init__(self, chunk_tokens: _Optional[int] = ..., requests: _Optional[_Iterable[_Union[RecordedRequest, _Mapping]]] = ..., missed: _Optional[int] = ...) -> None: ...
+
+class RecordedRequest(_message.Message):
+    __slots__ = ("arrived_s", "prompt_tokens", "output_tokens", "chunks")
+    ARRIVED_S_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    OUTPUT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    CHUNKS_FIELD_NUMBER: _ClassVar[int]
+    arrived_s: float
+    prompt_tokens: int
+    output_tokens: int
+    chunks: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, arrived_s: _Optional[float] = ..., prompt_tokens: _Optional[int] = ..., output_tokens: _Optional[int] = ..., chunks: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class ReuseLoss(_message.Message):
     __slots__ = ("reason", "tokens", "position", "message")

@@ -161,6 +161,11 @@ class CacheStub:
                 request_serializer=cluster_dot_rpc_dot_inference__pb2.ExplainRouteRequest.SerializeToString,
                 response_deserializer=cluster_dot_rpc_dot_inference__pb2.ExplainRouteResponse.FromString,
                 _registered_method=True)
+        self.Record = channel.unary_stream(
+                '/kvray.v1.Cache/Record',
+                request_serializer=cluster_dot_rpc_dot_inference__pb2.RecordRequest.SerializeToString,
+                response_deserializer=cluster_dot_rpc_dot_inference__pb2.RecordChunk.FromString,
+                _registered_method=True)
 
 
 class CacheServicer:
@@ -181,6 +186,14 @@ class CacheServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Record(self, request, context):
+        """Tells of every request of this front door that ends from now on, until the call is cancelled: lengths, times and
+        which prompts began alike, never text. At most 4 calls at a time; RESOURCE_EXHAUSTED beyond that.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_CacheServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -193,6 +206,11 @@ def add_CacheServicer_to_server(servicer, server):
                     servicer.ExplainRoute,
                     request_deserializer=cluster_dot_rpc_dot_inference__pb2.ExplainRouteRequest.FromString,
                     response_serializer=cluster_dot_rpc_dot_inference__pb2.ExplainRouteResponse.SerializeToString,
+            ),
+            'Record': grpc.unary_stream_rpc_method_handler(
+                    servicer.Record,
+                    request_deserializer=cluster_dot_rpc_dot_inference__pb2.RecordRequest.FromString,
+                    response_serializer=cluster_dot_rpc_dot_inference__pb2.RecordChunk.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -249,6 +267,33 @@ class Cache:
             '/kvray.v1.Cache/ExplainRoute',
             cluster_dot_rpc_dot_inference__pb2.ExplainRouteRequest.SerializeToString,
             cluster_dot_rpc_dot_inference__pb2.ExplainRouteResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Record(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/kvray.v1.Cache/Record',
+            cluster_dot_rpc_dot_inference__pb2.RecordRequest.SerializeToString,
+            cluster_dot_rpc_dot_inference__pb2.RecordChunk.FromString,
             options,
             channel_credentials,
             insecure,

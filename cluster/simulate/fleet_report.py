@@ -33,7 +33,7 @@ class FleetReport:
     """hit_rate: of the prompt tokens of requests with a first token.  hotspot: replicas * the largest share.
 
     utilisation: share of time in which a replica prefills or somebody waits there, over all.
-    decisions_per_s: of real time.
+    gpu_hours: all replicas from the first to the last second, one GPU each.  decisions_per_s: of real time.
     """
 
     policy: str
@@ -50,6 +50,7 @@ class FleetReport:
     prefill_tokens: int
     decisions_per_s: float
     virtual_s: float
+    gpu_hours: float
     wall_s: float
 
     def to_json(self) -> dict[str, object]:
@@ -81,6 +82,7 @@ def make_fleet_report(
         prefill_tokens=result.prefill_tokens,
         decisions_per_s=result.decisions / result.choosing_s if result.choosing_s else math.inf,
         virtual_s=result.virtual_s,
+        gpu_hours=len(shares) * result.virtual_s / 3600,
         wall_s=wall_s,
     )
 
@@ -137,22 +139,24 @@ def _shortest_remaining_first(arrivals: Sequence[float], work: Sequence[float]) 
 
 
 def fleet_table(reports: Sequence[FleetReport], bound_s: float) -> Table:
-    heads = ("policy", "hit", "mean", "p50", "p90", "p99", "per token", "shed+failed", "hotspot", "util", "decisions/s")
+    times = ("mean", "p50", "p90", "p99", "per token")
+    heads = ("policy", "hit", *times, "shed+failed", "hotspot", "util", "GPU-h", "decisions/s")
     table = Table(*heads, caption=f"TTFT in seconds; no policy can have a mean below {bound_s:.3f} (clairvoyant bound)")
     for column in table.columns[1:]:
         column.justify = "right"
         column.no_wrap = True
     for report in reports:
         ttft, gap = report.ttft, report.inter_token
-        times = ["-"] * 4 if ttft is None else [f"{s:,.3f}" for s in (ttft.mean, ttft.p50, ttft.p90, ttft.p99)]
+        spread_s = ["-"] * 4 if ttft is None else [f"{s:,.3f}" for s in (ttft.mean, ttft.p50, ttft.p90, ttft.p99)]
         table.add_row(
             report.policy,
             "-" if report.hit_rate is None else f"{report.hit_rate:.1%}",
-            *times,
+            *spread_s,
             "-" if gap is None else f"{gap.mean:.4f}",
             f"{report.shed + report.failed:,}",
             f"{report.hotspot:.2f}",
             f"{report.utilisation:.0%}",
+            f"{report.gpu_hours:,.1f}",
             f"{report.decisions_per_s:,.0f}",
         )
     return table

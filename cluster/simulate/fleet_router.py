@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import cast
 
 from cluster.core.events import CacheEvent
@@ -22,6 +22,7 @@ from cluster.index.instrumented import InstrumentedIndex
 from cluster.index.known import FollowerCounters, FollowerState, KnownWorker
 from cluster.index.memory import MemoryIndex
 from cluster.index.speculative import LINGER_S, MAX_CHUNKS, SpeculativeIndex
+from cluster.simulate.mooncake_trace import TRACE_BLOCK
 from cluster.simulate.policy_lineup import Knowledge, PolicyContext, PolicyEntry
 from cluster.simulate.scaled_replica import SCHEME, ReplicaSettings, ScaledReplica
 from cluster.simulate.virtual_clock import VirtualClock
@@ -76,7 +77,7 @@ class FleetRouter:
             ledger=RouteLedger(),
             policy=entry.make(context),
             chunk_tokens=settings.block,
-            speculative=self._expected(),
+            speculative=self._expected(settings.block),
             parity=parity,
             clock=clock,
         )
@@ -120,14 +121,20 @@ class FleetRouter:
         workers = self._feed.workers
         for worker_id, known in workers.items():
             if known.loaded_at <= oldest:
-                load = self._replicas[worker_id].load()
-                workers[worker_id] = replace(known, load=load, loaded_at=self._clock.now)
+                workers[worker_id] = KnownWorker(
+                    info=known.info,
+                    epoch=known.epoch,
+                    load=self._replicas[worker_id].load(),
+                    loaded_at=self._clock.now,
+                    indexed=known.indexed,
+                )
 
-    def _expected(self) -> SpeculativeIndex:
+    def _expected(self, block: int) -> SpeculativeIndex:
         match self._entry.knows:
             case Knowledge.EVENTS:
                 return SpeculativeIndex(self._clock, linger_s=LINGER_S, max_chunks=MAX_CHUNKS)
             case Knowledge.HISTORY:
-                return SpeculativeIndex(self._clock, linger_s=math.inf, max_chunks=self._entry.history_chunks)
+                most = self._entry.history_chunks * TRACE_BLOCK // block
+                return SpeculativeIndex(self._clock, linger_s=math.inf, max_chunks=most)
             case _:
                 return SpeculativeIndex(self._clock, max_chunks=0)

@@ -39,6 +39,15 @@ class Death:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Slowdown:
+    """From `at_s` on, steps of replica number `replica` take so many times as long. Its heartbeats do not say so."""
+
+    replica: int
+    at_s: float
+    times: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class FleetSettings:
     """slower: by replica number, how many times as long its steps take."""
 
@@ -48,6 +57,7 @@ class FleetSettings:
     death: Death | None = None
     seed: int = 0
     slower: tuple[float, ...] = ()
+    slowdown: Slowdown | None = None
 
     def check(self) -> None:
         if self.replicas < 1:
@@ -159,6 +169,8 @@ class FleetSimulation:
         self._expect_next()
         if (death := self._settings.death) is not None:
             self._at(death.at_s, lambda: self._die(self._members[death.replica]))
+        if (slowdown := self._settings.slowdown) is not None:
+            self._at(slowdown.at_s, lambda: self._slow_down(slowdown))
         agenda, clock = self._agenda, self._clock
         while agenda:
             clock.now, _, act = heapq.heappop(agenda)
@@ -250,6 +262,10 @@ class FleetSimulation:
             self._at(self._clock.now + self._settings.event_lag_s, lambda: self.router.hear(member.worker_id, events))
         else:
             self.router.hear(member.worker_id, events)
+
+    def _slow_down(self, slowdown: Slowdown) -> None:
+        replica = self._members[slowdown.replica].replica
+        replica.step_time = replica.step_time.slowed(slowdown.times)
 
     def _die(self, member: _Member) -> None:
         member.alive = False

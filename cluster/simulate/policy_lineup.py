@@ -47,7 +47,7 @@ class PolicyContext:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PolicyEntry:
-    """history_chunks: how much of its history the router keeps, in chunks.  load_age_s: of the loads it sees, at most.
+    """history_chunks: how much of its history the router keeps, in chunks of 512.  load_age_s: of loads, at most.
 
     A history is counted in whole prompts here, so a bound holds less than one over distinct blocks would.
     """

@@ -57,7 +57,7 @@ class ReplicaSettings:
     block: int = TRACE_BLOCK
 
     def slowed(self, times: float) -> ReplicaSettings:
-        return replace(self, step_time=StepTimeModel(*(times * value for value in self.step_time.to_wire())))
+        return replace(self, step_time=self.step_time.slowed(times))
 
 
 class StepEnd(NamedTuple):
@@ -93,6 +93,7 @@ class ScaledReplica:
     def __init__(self, worker_id: WorkerId, settings: ReplicaSettings, router_id: str) -> None:
         self.worker_id = worker_id
         self.settings = settings
+        self.step_time = settings.step_time  # what steps take; heartbeats tell that of the settings
         self._router_id = router_id
         num_blocks = settings.kv_tokens // settings.block
         pool = BlockPool(num_blocks)
@@ -156,7 +157,7 @@ class ScaledReplica:
         """Plan the next step, or a stretch of decode steps. None: there is nothing to do."""
         self._keep_agenda()
         pieces = self._pieces(now)
-        decoding, times = self._num_decoding, self.settings.step_time
+        decoding, times = self._num_decoding, self.step_time
         if not pieces and not decoding:
             assert not len(self._live), "a replica has requests, but takes no step"
             return None

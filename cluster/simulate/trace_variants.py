@@ -46,8 +46,10 @@ def with_cold_share(
 
     documents: how many become hot, at most; in a short trace fewer, because the first request for each is cold.
 
-    ConfigError when the trace has fewer cold ones anyway.
+    ConfigError when the trace has fewer cold ones anyway, or other blocks than Mooncake's.
     """
+    if any(request.segment_tokens != TRACE_BLOCK for request in requests):
+        raise ConfigError("a cold share needs a trace in the Mooncake format")
     cold_turns: dict[tuple[int, ...], int] = {}
     for request, hit in zip(requests, ideal_hits(requests), strict=True):
         conversation = request.hash_ids[:2]

@@ -78,7 +78,7 @@ LIBRARY_HOMES = {
     "triton": r"worker/kernels/triton/.*",
     "transformers": r"worker/models/.*|cluster/tokenizer\.py",
     "redis": r"cluster/index/redis_.*",
-    "grpc": r"router/(grpc_api|grpc_convert|status)\.py|cluster/(demo|status_command)\.py",
+    "grpc": r"router/(grpc_api|grpc_convert|status)\.py|cluster/(demo|status_command|bench/record_command)\.py",
     "fastapi": r"router/(http_.*|sse|ingress)\.py",
     "starlette": r"router/(http_.*|sse)\.py",
 }

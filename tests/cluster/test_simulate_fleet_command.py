@@ -10,7 +10,8 @@ import pytest
 
 from cluster.core.errors import ConfigError
 from cluster.simulate.policy_lineup import LINEUP
-from cluster.simulate_fleet_command import FleetOptions, parse_kill, run_fleet
+from cluster.simulate_fleet_command import run_fleet
+from cluster.simulate_options import FleetOptions, parse_kill
 
 
 @pytest.fixture

@@ -137,3 +137,15 @@ def two_models(tiny_llama_dir: Path, tmp_path_factory: pytest.TempPathFactory) -
     running = start_cluster(folder, "--config", str(folder / "serve.yaml"))
     yield running
     stop_cluster(running)
+
+
+@pytest.fixture
+def fine_cluster(demo_model_dir: Path, tmp_path: Path) -> Iterator[RunningCluster]:
+    """Two replicas for one test that know and reuse prompts in whole blocks of 16 tokens."""
+    running = start_cluster(
+        tmp_path,
+        *("--model", str(demo_model_dir), "--dtype", "float32", "--threads", "1", "--kv-memory", "512MiB"),
+        *("--max-model-len", "4096", "--block-size", "16", "--chunk-tokens", "16", "--no-partial-reuse"),
+    )
+    yield running
+    stop_cluster(running)

@@ -121,6 +121,7 @@ class Servicer:
         self.GenerateOnce = api.generate_once
         self.Status = api.status
         self.ExplainRoute = api.explain_route
+        self.Record = api.record
         self.Check = api.health_check
         self.Watch = api.health_watch
         self.List = api.health_list

@@ -13,7 +13,7 @@ from cluster.core.errors import ConfigError
 from cluster.core.step_time import StepTimeModel
 from cluster.simulate.fleet_load import speed_for_utilisation
 from cluster.simulate.fleet_report import clairvoyant_bound, make_fleet_report
-from cluster.simulate.fleet_simulation import Death, FleetResult, FleetSettings, FleetSimulation
+from cluster.simulate.fleet_simulation import Death, FleetResult, FleetSettings, FleetSimulation, Slowdown
 from cluster.simulate.ideal_hits import ideal_block_hits
 from cluster.simulate.mooncake_trace import TRACE_BLOCK, TraceRequest, read_trace
 from cluster.simulate.policy_lineup import LINEUP, chosen_policies
@@ -79,6 +79,17 @@ def test_a_replica_that_is_three_times_slower_is_relieved() -> None:
     early = Counter(record.replica for record in list(result.records.values())[:20])
     late = Counter(record.replica for record in list(result.records.values())[20:])
     assert early[0] < 5 and late[0] <= 40 // 8
+
+
+@pytest.mark.parametrize("gap_s", [0.2, 0.5, 1.0])
+def test_a_replica_that_becomes_three_times_slower_is_relieved_before_its_heartbeats_say_so(gap_s: float) -> None:
+    """Late first tokens tell: 20 requests later it gets hardly any, and after a while it is tried again."""
+    requests = [TraceRequest(n, n * gap_s, 4000, 5, tuple(range(8 * n, 8 * n + 8))) for n in range(140)]
+    result = run(requests, slowdown=Slowdown(replica=0, at_s=59.5 * gap_s, times=3.0))
+    shares = [record.replica == 0 for record in result.records.values()]
+    assert 12 <= sum(shares[:60]) <= 18
+    assert sum(shares[60:80]) <= 3  # a fair share is 5
+    assert 1 <= sum(shares[80:140]) <= 6  # 15
 
 
 def test_a_dead_replica_loses_only_what_had_begun_to_answer() -> None:
