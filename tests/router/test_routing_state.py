@@ -83,7 +83,7 @@ def test_a_request_goes_to_the_idle_replica_although_the_other_looks_a_little_fa
         world.join(slow, step_time_model=(0.026, 1e-3, 0.0, 1e-3, 0.0))
         for answered in (False, True):
             first = world.decide(hint("first"), A, B)[0]
-            world.now += 10
+            world.now += 0.1
             if answered:
                 world.state.answered("first", 0)
             assert world.decide(hint("second", salt="x"), A, B)[0] != first
