@@ -73,8 +73,9 @@ def read_serve_file(
         http = {"host": host, "port": port}
         for part, given in (("http_options", http), ("grpc_options", {"port": grpc_port})):
             changes = {key: value for key, value in given.items() if value is not None}
-            if changes:
-                document[part] = {**(document.get(part) or {}), **changes}
+            said = document.get(part) or {}
+            if changes and isinstance(said, dict):
+                document[part] = {**said, **changes}
     return parse_serve_document(document, str(path))
 
 

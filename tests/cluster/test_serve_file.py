@@ -220,9 +220,15 @@ def test_changed_configurations_are_deployed_without_the_address_of_redis() -> N
 def test_a_file_that_cannot_be_read_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "broken.yaml").write_text("applications: [\n")
     (tmp_path / "list.yaml").write_text("- 1\n")
-    for name, says in (("none.yaml", "cannot be read"), ("broken.yaml", "is not YAML"), ("list.yaml", "not a mapping")):
+    (tmp_path / "part.yaml").write_text("applications: []\nhttp_options: [1]\n")
+    for name, says in (
+        ("none.yaml", "cannot be read"),
+        ("broken.yaml", "is not YAML"),
+        ("list.yaml", "not a mapping"),
+        ("part.yaml", "http_options: Input should be"),
+    ):
         with pytest.raises(ConfigError) as raised:
-            read_serve_file(tmp_path / name)
+            read_serve_file(tmp_path / name, port=1)
         assert says in raised.value.message and "\n" not in raised.value.message
 
 

@@ -33,6 +33,11 @@ from cluster.ray_environment import cluster_environment
 ROOT = Path(__file__).parents[2]
 RAY_UP = ROOT / "cluster" / "ray_up"
 LOG = ROOT / "docs" / "drills" / "ray_up_onprem.log"
+LOG_HEAD = """\
+# tests/drills/ray_up_onprem.py: cluster/ray_up/onprem.yaml on two namespaces of one machine that stood for hosts,
+# with a tiny model, a faked GPU and a ready environment in place of the installation. Shortened; times are those of a
+# busy machine with two cores, and each is when a command had ended.
+"""
 REDIS_PORT = 6380
 REASON = ssh_hosts.why_not()
 
@@ -69,6 +74,7 @@ class Drill:
         self.secret, self.token = secrets.token_hex(16), secrets.token_hex(32)
         self.lines: list[str] = []
         self.started = time.monotonic()
+        self.succeeded = False
         for host in self.net.hosts:
             ready_made(host.home)
         self.file = self._write_files()
@@ -138,7 +144,7 @@ class Drill:
             self.lines.append(f"[{time.monotonic() - self.started:5.0f} s] {line}")
             print(self.lines[-1], flush=True)
 
-    def run(self, shown: str, *argv: str, quiet: bool = False, timeout_s: float = 300) -> str:
+    def run(self, shown: str, *argv: str, quiet: bool = False, timeout_s: float = 500) -> str:
         """On the operator's machine, from the checkout's root; `shown` is what a user would type."""
         done = self.net.run(argv, env=self.env, cwd=ROOT, timeout_s=timeout_s)
         if not quiet or done.returncode:
@@ -167,14 +173,15 @@ class Drill:
     def close(self) -> None:
         self.net.close()
         self.redis.wait(30)
-        if os.environ.get("KVRAY_KEEP_LOG"):
-            LOG.write_text(shortened("\n".join(self.lines), self.folder))
+        if self.succeeded and os.environ.get("KVRAY_KEEP_LOG"):
+            LOG.write_text(LOG_HEAD + shortened("\n".join(self.lines), self.folder))
 
 
 CHATTER = (
     r"^\[ *\d+ s\] *$",
     r"Permanently added|Shared connection|Connection to .* closed|no job control|cannot set terminal|ulimit: open",
-    r"VINFO|VWARN|refers to a file|To ensure this mount|node_provider\.py|cli_output_helpers\.py|commands\.py:9\d\d",
+    r"^\[ *\d+ s\] [\w./-]+(/|\.\w+)$|\] (sending incremental|sent \d|total size|LICENSE$|key$)|\.bashrc: No such file",
+    r"VINFO|VWARN|refers to a file|To ensure this mount|node_provider\.py|cli_output_helpers\.py|commands\.py:(9|394)",
     r"Ray job|ray job|RAY_API_SERVER_ADDRESS|See https|for more information|If connection|view the dashboard|8265\s*$",
     r"Next steps|To add another node|To connect to this|import ray|ray\.init|To terminate the Ray|To view the status",
 )
@@ -202,9 +209,14 @@ def drill() -> Iterator[Drill]:
 
 
 def ray_processes(host: Host) -> dict[str, dict[str, str]]:
-    """Ray's daemons and workers, which rename themselves, by their executables and names."""
-    words = ("gcs_server", "raylet", "ray::", "dashboard", "monitor.py", "runtime_env", "log_monitor", "default_worker")
+    """Ray's daemons and workers, by their executables and the names they give themselves; and the engines below."""
+    words = ("gcs_server", "raylet", "ray::", "dashboard", "monitor.py", "runtime_env", "log_monitor", "engine_main")
     return {name: env for name, env in host.environments().items() if any(word in name for word in words)}
+
+
+def readable(processes: dict[str, dict[str, str]]) -> dict[str, dict[str, str]]:
+    """Who renames itself (`ray::...`) writes over parts of its first environment; its children show it still."""
+    return {name: env for name, env in processes.items() if name.startswith("/")}
 
 
 def ask(drill: Drill, address: str) -> dict[str, Any]:
@@ -217,7 +229,7 @@ def ask(drill: Drill, address: str) -> dict[str, Any]:
 
 def test_from_ray_up_to_an_answer_and_down(drill: Drill) -> None:
     drill.ray("up", "-y", "--no-config-cache", str(drill.file))
-    drill.wait_until("the worker is there", "ray status", r"/1\.0 GPU", 180)
+    drill.wait_until("the worker is there", "ray status", r"/1\.0 GPU", 240)
 
     drill.on_head("serve deploy ~/serve.yaml")
     drill.wait_until("the application runs", "serve status", r"kvray:\s+status: RUNNING", 240)
@@ -235,16 +247,21 @@ def test_from_ray_up_to_an_answer_and_down(drill: Drill) -> None:
 
     flags = cluster_environment(60)
     seen = {host: ray_processes(host) for host in drill.net.hosts}
-    for host, processes in seen.items():
-        assert len(processes) >= 3
+    checked = {host: readable(processes) for host, processes in seen.items()}
+    for host, processes in checked.items():
+        wanted = (
+            ("gcs_server", "raylet", "monitor.py") if host is drill.head else ("raylet", "log_monitor", "engine_main")
+        )
+        for word in wanted:
+            assert any(word in name for name in processes), f"no {word} on {host.address}: {sorted(processes)}"
         for name, env in processes.items():
             missing = {key: env.get(key) for key, value in flags.items() if env.get(key) != value}
             assert not missing, f"{name} on {host.address}: {missing}"
             assert env.get("RAY_AUTH_TOKEN") == drill.token, name
     workers = [name for name in seen[drill.worker] if "LLMWorker" in name]
     assert len(workers) == 1 and not any("LLMWorker" in name for name in seen[drill.head])
-    counts = ", ".join(f"{host.address}: {len(processes)}" for host, processes in seen.items())
-    drill.note(f"every Ray process has all {len(flags)} flags and the token ({counts}); the replica is on the worker")
+    counts = ", ".join(f"{len(checked[host])} of {len(seen[host])} on {host.address}" for host in drill.net.hosts)
+    drill.note(f"processes whose environment can be read have all {len(flags)} flags and the token: {counts}")
 
     closed = drill.net.run(
         ["curl", "-sS", "--max-time", "5", f"http://{drill.head.address}:8265/api/version"],
@@ -263,3 +280,4 @@ def test_from_ray_up_to_an_answer_and_down(drill: Drill) -> None:
         time.sleep(1)
     assert not left[drill.head.address], left
     drill.note(f"Ray processes left after `ray down`: { {address: len(names) for address, names in left.items()} }")
+    drill.succeeded = True

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import re
 import shlex
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -61,11 +62,12 @@ def test_ray_refuses_the_file_with_a_mistake_in_it(name: str, part: tuple[str, .
 
 
 def test_ray_refuses_a_wrong_node_type_and_a_wrong_security_group() -> None:
-    for change in (
+    changes: list[Callable[[dict[str, Any]], object]] = [
         lambda d: d["available_node_types"]["gpu"].update(min_worker=1),
         lambda d: d["provider"]["security_group"].update(Ports=[]),
         lambda d: d["available_node_types"]["gpu"].pop("node_config"),
-    ):
+    ]
+    for change in changes:
         document = load("aws")
         change(document)
         with pytest.raises((jsonschema.ValidationError, KeyError)):
