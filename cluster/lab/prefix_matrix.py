@@ -14,6 +14,7 @@ from cluster.lab.prefix_keyings import KEYINGS, Keying, Reuse, run_set
 from cluster.lab.prompt_sets import TokenSource, prompt_sets
 
 NUM_BLOCKS = 8192  # nothing is evicted
+LONGEST, SHORT_LONGEST = 3200, 640  # of the prompts, in tokens
 VOCABULARY = (100, 32_000)
 WHOLE_BLOCKS = Keying(
     name="blocks",
@@ -24,7 +25,8 @@ WHOLE_BLOCKS = Keying(
 
 
 def run_matrix(context: LabContext) -> Findings:
-    sets = prompt_sets(TokenSource(context.seed, VOCABULARY))
+    longest = SHORT_LONGEST if context.short else LONGEST
+    sets = prompt_sets(TokenSource(context.seed, VOCABULARY), longest)
     keyings = (*KEYINGS, WHOLE_BLOCKS)
     cells: dict[str, dict[str, Reuse]] = {}
     for number, prompts in enumerate(sets):
