@@ -100,7 +100,8 @@ def _sizes(context: LabContext) -> Findings:
             for size, one in costs.items()
         ),
         note=f"Reads: decode attention of one layer by the {kernel} kernel, one thread. Hits lost: of a chat's "
-        "prompt tokens, if only whole blocks were reused; the production cache copies the block at the border and loses none.",
+        "prompt tokens, if only whole blocks were reused; the production cache copies the block at the border and "
+        "loses none.",
     )
     return Findings("block-size", "Sizes", "", (_size_claim(costs, reads),), (table,), _charts(costs, reads), figures)
 

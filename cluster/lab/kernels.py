@@ -149,8 +149,8 @@ def _table(name: str, shape: CaseShape, case: dict[str, Measured]) -> Table:
             (kernel, f"{1e3 * one.seconds:.2f}", _mib(one.moved), _mib(one.extra), f"{one.error:.1e}")
             for kernel, one in case.items()
         ),
-        note="One thread. Bytes: of the tensors that each operation reads and writes; the native kernel reads KV once. The "
-        "reference copies too, but one tile of 256 positions at a time.",
+        note="One thread. Bytes: of the tensors that each operation reads and writes; the native kernel reads KV "
+        "once. The reference copies too, but one tile of 256 positions at a time.",
     )
 
 
