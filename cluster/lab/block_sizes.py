@@ -2,8 +2,8 @@
 
 Owns: putting counts and times side by side, and the claims.
 Does not: count (block_size_counts), time layouts (kv_layouts) or compute attention (worker.kernels).
-Invariants: times are of one layer's decode attention with the heads of the model; sizes that the native kernel does not
-take are timed with the reference and say so.
+Invariants: times are of one layer's decode attention with the heads of the model, in one thread, which other work on
+the machine disturbs least; one kernel times all sizes: the native one those that it takes, else the reference.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ from cluster.lab.findings import Chart, Claim, Findings, LabContext, Series, Tab
 from cluster.lab.joined_findings import joined
 from cluster.lab.kernels import head_shape
 from cluster.lab.kv_layouts import copy_seconds, read_seconds, score_seconds
-from cluster.lab.lab_engines import available_cores
 from cluster.model_shape import read_shape
 from worker.kernels import native
 from worker.kernels.cpu import CpuAttention
@@ -30,11 +29,10 @@ DEFAULT = 16
 
 
 def run(context: LabContext) -> Findings:
-    threads = context.threads or available_cores()
     before = torch.get_num_threads()
-    torch.set_num_threads(threads)
+    torch.set_num_threads(1)
     try:
-        parts = [_sizes(context, threads), _layouts(context, threads)]
+        parts = [_sizes(context), _layouts(context)]
     finally:
         torch.set_num_threads(before)
     figures = {name: value for part in parts for name, value in part.figures.items()}
@@ -52,12 +50,10 @@ def _shape(context: LabContext, block_size: int) -> CaseShape:
     return CaseShape(sequences=8, length=1024, rows=1, block_size=block_size)
 
 
-def _read_ms(
-    context: LabContext, heads: HeadShape, sizes: tuple[int, ...], threads: int
-) -> tuple[dict[int, float], str]:
+def _read_ms(context: LabContext, heads: HeadShape, sizes: tuple[int, ...]) -> tuple[dict[int, float], str]:
     """Milliseconds of a decode read by block size, all by the same kernel: native where it takes some of them."""
     fast = tuple(size for size in sizes if native.instruction_set(size, heads.head_dim) is not None)
-    backend = CpuAttention(threads) if fast else ReferenceAttention()
+    backend = CpuAttention(1) if fast else ReferenceAttention()
     works = {}
     for size in fast or sizes:
         case = AttentionCase(heads, _shape(context, size), context.seed)
@@ -66,14 +62,14 @@ def _read_ms(
     return {int(size): 1e3 * value for size, value in seconds.items()}, backend.name
 
 
-def _sizes(context: LabContext, threads: int) -> Findings:
+def _sizes(context: LabContext) -> Findings:
     sizes = SHORT_SIZES if context.short else SIZES
     costs: dict[int, BlockCosts] = {}
     for number, size in enumerate(sizes):
         context.progress("block sizes: counts", 0.5 * number / len(sizes))
         costs[size] = block_costs(size, context.seed)
     context.progress("block sizes: decode reads", 0.5)
-    reads, kernel = _read_ms(context, head_shape(context), sizes, threads)
+    reads, kernel = _read_ms(context, head_shape(context), sizes)
     figures: dict[str, float | int | str | bool] = {"counts.engine_equals_lab": True, "read.kernel": kernel}
     for size, one in costs.items():
         figures[f"size.{size}.waste"] = round(one.waste, 4)
@@ -103,8 +99,9 @@ def _sizes(context: LabContext, threads: int) -> Findings:
             )
             for size, one in costs.items()
         ),
-        note=f"Reads: decode attention of one layer by the {kernel} kernel. Hits lost: of a chat's prompt tokens, if "
-        "only whole blocks were reused; the production cache copies the block at the border and loses none.",
+        note=f"Reads: decode attention of one layer by the {kernel} kernel, one thread. Hits lost: of a chat's "
+        "prompt tokens, if only whole blocks were reused; the production cache copies the block at the border and "
+        "loses none.",
     )
     return Findings("block-size", "Sizes", "", (_size_claim(costs, reads),), (table,), _charts(costs, reads), figures)
 
@@ -149,12 +146,12 @@ def _charts(costs: dict[int, BlockCosts], reads: dict[int, float]) -> tuple[Char
     )
 
 
-def _layouts(context: LabContext, threads: int) -> Findings:
+def _layouts(context: LabContext) -> Findings:
     heads, shape = head_shape(context), _shape(context, DEFAULT)
     layers = read_shape(json.loads((context.model_dir / "config.json").read_text(encoding="utf-8"))).num_layers
-    rounds = 2 if context.short else 10
+    rounds = 2 if context.short else 20
     context.progress("layouts: decode reads", 0.8)
-    reads = read_seconds(heads, shape, threads, rounds, context.seed)
+    reads = read_seconds(heads, shape, rounds, context.seed)
     context.progress("layouts: scores and copies", 0.9)
     scores = score_seconds(heads, shape, rounds, context.seed)
     copies = copy_seconds(heads, shape, layers, rounds)
@@ -178,8 +175,8 @@ def _layouts(context: LabContext, threads: int) -> Findings:
         title="Layouts",
         header=("what", "layout", "time"),
         rows=tuple(rows),
-        note="Both pools hold the same numbers and give the same answers. Within a block and a layer the order is "
-        "equal, so what differs for a read is only how far apart the blocks of one layer lie.",
+        note="One thread. Both pools hold the same numbers and give the same answers. Within a block and a layer "
+        "the order is equal, so what differs for a read is only how far apart the blocks of one layer lie.",
     )
     return Findings("block-size", "Layouts", "", (claim,), (table,), figures=figures)
 

@@ -3,7 +3,7 @@
 Owns: the two cases (decode and a prefill piece), the comparison of numbers, times and bytes, and the claims.
 Does not: compute attention (worker.kernels, gathered_attention) or count bytes by itself (torch_traffic).
 Invariants: the answers of all kernels agree within float rounding, else the experiment fails; bytes are those of
-tensors.
+tensors; every kernel has one thread.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ import torch
 from cluster.lab.attention_case import AttentionCase, CaseShape, HeadShape, quickest
 from cluster.lab.findings import Chart, Claim, Findings, LabContext, Series, Table, Verdict
 from cluster.lab.gathered_attention import GatheredAttention
-from cluster.lab.lab_engines import available_cores
 from cluster.lab.torch_traffic import TorchTraffic
 from cluster.model_shape import read_shape
 from worker.kernels import native
@@ -50,14 +49,13 @@ def head_shape(context: LabContext) -> HeadShape:
 def run(context: LabContext) -> Findings:
     heads = head_shape(context)
     shapes = {"decode": SHORT_DECODE, "piece": SHORT_PIECE} if context.short else {"decode": DECODE, "piece": PIECE}
-    threads = context.threads or available_cores()
     before = torch.get_num_threads()
-    torch.set_num_threads(threads)
+    torch.set_num_threads(1)
     try:
         cases = {}
         for number, (name, shape) in enumerate(shapes.items()):
             context.progress(f"kernels: {name}", number / len(shapes))
-            cases[name] = _measure(AttentionCase(heads, shape, context.seed), threads, 1 if context.short else 6)
+            cases[name] = _measure(AttentionCase(heads, shape, context.seed), 1 if context.short else 6)
     finally:
         torch.set_num_threads(before)
     decode = cases["decode"]
@@ -88,11 +86,11 @@ def run(context: LabContext) -> Findings:
     )
 
 
-def _measure(case: AttentionCase, threads: int, rounds: int) -> dict[str, Measured]:
+def _measure(case: AttentionCase, rounds: int) -> dict[str, Measured]:
     gathered = GatheredAttention()
     backends: dict[str, AttentionBackend] = {"gathered": gathered, "reference": ReferenceAttention()}
     if native.instruction_set(case.shape.block_size, case.geometry.head_dim) is not None:
-        backends["native"] = CpuAttention(threads)
+        backends["native"] = CpuAttention(1)
     works: dict[str, Callable[[], torch.Tensor]] = {}
     for name, backend in backends.items():
         works[name] = case.prepared(backend, case.pool().layer)
@@ -151,8 +149,8 @@ def _table(name: str, shape: CaseShape, case: dict[str, Measured]) -> Table:
             (kernel, f"{1e3 * one.seconds:.2f}", _mib(one.moved), _mib(one.extra), f"{one.error:.1e}")
             for kernel, one in case.items()
         ),
-        note="Bytes: of the tensors that each operation reads and writes; the native kernel reads KV once. The "
-        "reference copies too, but one tile of 256 positions at a time.",
+        note="One thread. Bytes: of the tensors that each operation reads and writes; the native kernel reads KV "
+        "once. The reference copies too, but one tile of 256 positions at a time.",
     )
 
 

@@ -22,11 +22,11 @@ from worker.kernels.cpu import CpuAttention
 from worker.kernels.reference import ReferenceAttention
 
 
-def read_seconds(heads: HeadShape, shape: CaseShape, threads: int, rounds: int, seed: int) -> dict[str, float]:
+def read_seconds(heads: HeadShape, shape: CaseShape, rounds: int, seed: int) -> dict[str, float]:
     """Decode attention of one layer: `block_first` and `layer_first`."""
     case = AttentionCase(heads, shape, seed)
     fast = native.instruction_set(shape.block_size, heads.head_dim) is not None
-    backend: AttentionBackend = CpuAttention(threads) if fast else ReferenceAttention()
+    backend: AttentionBackend = CpuAttention(1) if fast else ReferenceAttention()
     block_first = case.pool()
     layers = (
         case.pool()

@@ -2,7 +2,7 @@
 
 Owns: the order of its parts, the one loaded model that they share, and the summary.
 Does not: measure (prefix_matrix, prefix_times, prefix_branches, prefix_equal, prefix_history, prefix_pressure).
-Invariants: counts are always of full size; only what the model computes is smaller in the short form.
+Invariants: a part that needs no model runs before the model is loaded; each part checks the engine's counts.
 """
 
 from __future__ import annotations

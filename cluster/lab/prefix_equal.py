@@ -22,6 +22,12 @@ PROMPT_TOKENS = 1000
 NUM_BLOCKS = 8192
 SEATS = 128
 MODEL_TOKENS = 32
+_WORDS = {
+    "off": "off",
+    "chunk64": "chunk hash 64",
+    "radix": "radix",
+    "radix_no_hold": "radix, nobody held back",
+}
 
 
 def equal_requests(prompt: Tokens, count: int = REQUESTS) -> list[GenerationRequest]:
@@ -45,9 +51,10 @@ def run_equal(context: LabContext, engines: ModelEngines) -> Findings:
         "radix_no_hold": {"hold_back": False},
     }
     counts: dict[str, int] = {}
+    steps: dict[str, int] = {}
     for name, options in ways.items():
         record = counting_engine(NUM_BLOCKS, max_num_seqs=SEATS, **options).run(requests)
-        counts[name] = computed_tokens(record)
+        counts[name], steps[name] = computed_tokens(record), record.steps
     prompt = token_source(engines, context.seed + 1).take(MODEL_TOKENS)
     seconds: dict[str, float] = {}
     answers: dict[str, dict[str, dict[int, list[int]]]] = {}
@@ -59,6 +66,7 @@ def run_equal(context: LabContext, engines: ModelEngines) -> Findings:
         seconds[name], answers[name] = record.seconds, record.choices
     assert answers["off"] == answers["radix"], "a hit changed an answer"
     figures: dict[str, float | int | str | bool] = {f"equal.{name}.computed_tokens": n for name, n in counts.items()}
+    figures |= {f"equal.{name}.steps": n for name, n in steps.items()}
     figures |= {f"equal.model.{name}.seconds": round(value, 4) for name, value in seconds.items()}
     figures |= {"equal.requests": REQUESTS, "equal.prompt_tokens": PROMPT_TOKENS, "equal.model.same_answers": True}
     once = PROMPT_TOKENS + REQUESTS - 1
@@ -73,8 +81,10 @@ def run_equal(context: LabContext, engines: ModelEngines) -> Findings:
     )
     table = Table(
         title=f"{REQUESTS} equal requests of {PROMPT_TOKENS:,} tokens, sent at once",
-        header=("way", "prompt tokens computed", "prefills of the whole prompt, in tokens"),
-        rows=tuple((name, f"{n:,}", f"{n / PROMPT_TOKENS:.2f}") for name, n in counts.items()),
+        header=("prefix cache", "prompt tokens computed", "in prompts", "engine steps"),
+        rows=tuple(
+            (_WORDS[name], f"{n:,}", f"{n / PROMPT_TOKENS:.2f}", str(steps[name])) for name, n in counts.items()
+        ),
         note=f"On the model, with {MODEL_TOKENS} tokens a prompt: {seconds['off']:.2f} s without cache, "
         f"{seconds['radix']:.2f} s with it, equal answers.",
     )

@@ -63,7 +63,7 @@ def test_kernels(context: LabContext) -> None:
     findings = kernels.run(context)
     check(findings)
     for case in ("decode", "piece"):
-        assert findings.figures[f"{case}.gathered.copied_bytes"] > 0
+        assert int(findings.figures[f"{case}.gathered.copied_bytes"]) > 0
         assert float(findings.figures[f"{case}.gathered.largest_difference"]) < kernels.TOLERANCE
     if "decode.native.moved_bytes" in findings.figures:
         assert int(findings.figures["decode.native.moved_bytes"]) < int(findings.figures["decode.gathered.moved_bytes"])

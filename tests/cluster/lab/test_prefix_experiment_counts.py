@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from cluster.lab import prefix_matrix
 from cluster.lab.branch_keys import ChainedChunks, WholePrefixKeys
 from cluster.lab.findings import LabContext, Verdict
 from cluster.lab.lab_engines import counting_engine
 from cluster.lab.prefix_branches import Branches, counted, kept_blocks, run_branches
 from cluster.lab.prefix_equal import computed_tokens, equal_requests
 from cluster.lab.prefix_keyings import KEYINGS, Keying, run_set
+from cluster.lab.prefix_matrix import run_matrix
 from cluster.lab.prefix_pressure import FEW, under_pressure
 from cluster.lab.prompt_sets import PromptSet, TokenSource, prompt_sets
 from cluster.lab.timed_cache import TimedCache, timed_manager
@@ -104,9 +104,8 @@ def test_a_timed_cache_answers_as_the_cache_inside() -> None:
     assert made[0].calls > 0 and made[0].seconds > 0
 
 
-def test_the_matrix_says_what_was_counted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(prefix_matrix, "prompt_sets", lambda source: prompt_sets(source, longest=320, requests=4))
-    findings = prefix_matrix.run_matrix(CONTEXT)
+def test_the_matrix_says_what_was_counted() -> None:
+    findings = run_matrix(CONTEXT)
     assert findings.figures["counts.engine_equals_lab"] is True
     verdicts = {(claim.section, claim.claim[:5]): claim.verdict for claim in findings.claims}
     assert verdicts["3.4", "RAG o"] is Verdict.DEPENDS
