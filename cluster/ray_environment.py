@@ -13,7 +13,7 @@ import socket
 import sys
 from pathlib import Path
 
-DEREGISTER_S = 2.0
+DEREGISTER_S = 10.0
 REDIS_URL_VARIABLE = "KVRAY_REDIS_URL"
 
 

@@ -13,7 +13,7 @@ from cluster.ray_environment import apply_environment, cluster_environment, ray_
 def test_one_machine_and_many_share_the_flags_of_serve(tmp_path: Path) -> None:
     shared = serve_flags(30)
     assert shared["RAY_SERVE_THROUGHPUT_OPTIMIZED"] == "1"
-    assert shared["RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S"] == "30"
+    assert shared["RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S"] == "10"
     for environment in (ray_environment(tmp_path, 30), cluster_environment(30)):
         assert shared.items() <= environment.items()
         assert environment.get("RAY_SERVE_ENABLE_HA_PROXY", "1") == "1"
