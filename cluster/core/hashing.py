@@ -17,7 +17,6 @@ import hashlib
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import NewType
 
 ChunkHash = NewType("ChunkHash", bytes)
@@ -61,7 +60,6 @@ def digest_of(*parts: bytes) -> str:
     return digest.hexdigest()
 
 
-@lru_cache(maxsize=1024)
 def root_hash(scheme: RouteScheme) -> ChunkHash:
     """Digest of the scheme's fields, each tagged and length-prefixed so that no field can imitate another."""
     digest = hashlib.blake2b(digest_size=HASH_BYTES, person=b"kvray-route")

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import cast
 
 from cluster.core.events import CacheEvent
@@ -121,13 +121,8 @@ class FleetRouter:
         workers = self._feed.workers
         for worker_id, known in workers.items():
             if known.loaded_at <= oldest:
-                workers[worker_id] = KnownWorker(
-                    info=known.info,
-                    epoch=known.epoch,
-                    load=self._replicas[worker_id].load(),
-                    loaded_at=self._clock.now,
-                    indexed=known.indexed,
-                )
+                load = self._replicas[worker_id].load()
+                workers[worker_id] = replace(known, load=load, loaded_at=self._clock.now)
 
     def _expected(self, block: int) -> SpeculativeIndex:
         match self._entry.knows:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator
+from contextlib import aclosing
 from pathlib import Path
 from typing import Any
 
@@ -118,8 +119,9 @@ class RecordingServer(pb_grpc.CacheServicer):
         )
 
     async def Record(self, request: Any, context: Any) -> AsyncIterator[Any]:
-        async for chunk in self._api.record(request, context):
-            yield chunk
+        async with aclosing(self._api.record(request, context)) as chunks:  # as the ingress does
+            async for chunk in chunks:
+                yield chunk
 
     async def run(self, out: Path, *, requests: int, limit: int | None, seconds: float | None = None) -> int:
         server = grpc.aio.server()
@@ -157,7 +159,8 @@ async def test_seconds_end_a_recording_and_it_is_whole(tmp_path: Path) -> None:
     server = RecordingServer()
     assert await server.run(out, requests=0, limit=None, seconds=0.05) == 0
     assert len(out.read_text().splitlines()) == 1
-    assert not server.recorder.listening
+    while server.recorder.listening:  # the server hears of it a moment later
+        await asyncio.sleep(0.005)
 
 
 def test_no_cluster_leaves_no_file(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from cluster.core.hashing import ChunkHash, hash_prompt
+from cluster.core.hashing import ChunkHash, hash_chunk
 from worker.kvcache.prefix_cache import CacheNamespace
 
 
@@ -41,9 +41,7 @@ class BlockTable:
 
     def hash_chunks(self, num_tokens: int, chunk_tokens: int) -> None:
         """Hash the chunks that are whole within `num_tokens` and not hashed yet."""
-        known, whole = len(self.chunk_hashes), num_tokens // chunk_tokens
-        if known < whole:
-            parent = self.chunk_hashes[-1] if known else self.root
-            self.chunk_hashes += hash_prompt(
-                parent, self.tokens[known * chunk_tokens : whole * chunk_tokens], chunk_tokens
-            )
+        for index in range(len(self.chunk_hashes), num_tokens // chunk_tokens):
+            parent = self.chunk_hashes[-1] if self.chunk_hashes else self.root
+            chunk = self.tokens[index * chunk_tokens : (index + 1) * chunk_tokens]
+            self.chunk_hashes.append(hash_chunk(parent, chunk))
