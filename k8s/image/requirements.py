@@ -13,7 +13,8 @@ from pathlib import Path
 def requirements(pyproject: Path, extras: list[str]) -> list[str]:
     """KeyError for an extra that the project does not have."""
     project = tomllib.loads(pyproject.read_text())["project"]
-    return project["dependencies"] + [line for name in extras for line in project["optional-dependencies"][name]]
+    more = [line for name in extras for line in project["optional-dependencies"][name]]
+    return [*project["dependencies"], *more]
 
 
 if __name__ == "__main__":

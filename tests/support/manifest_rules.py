@@ -7,23 +7,16 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import network_rules
 import pod_rules
 from manifests import ROOT, Manifests, configs, environment_of, pinned
 
-from cluster.ray_environment import ray_environment
+from cluster.ray_environment import cluster_environment
 
 Rule = Callable[[Manifests], Iterator[str]]
 
-# Of one machine: KubeRay sets the first; a pod has HAProxy's ports and folders to itself.
-_LOCAL_VARIABLES = {
-    "RAY_AUTH_MODE",
-    *(f"RAY_SERVE_HAPROXY_{name}" for name in ("CONFIG_FILE_LOC", "SOCKET_PATH", "SERVER_STATE_BASE")),
-    *(f"RAY_SERVE_HAPROXY_{name}" for name in ("SERVER_STATE_FILE", "METRICS_PORT", "STATS_PORT")),
-}
 _HARD_STOP = "RAY_SERVE_HAPROXY_HARD_STOP_AFTER_S"
 _MIN_DRAIN = "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S"
 # Serve adds it to the shortest drain of a front door, and raises graceful_shutdown_timeout_s to the sum.
@@ -60,19 +53,20 @@ def secret_keys(node: Any) -> Iterator[tuple[str, str]]:
 
 
 def times_are_ordered(m: Manifests) -> Iterator[str]:
-    """Shortest drain < graceful shutdown < the drain of a whole node < the pod's grace."""
+    """Shortest drain < drain < graceful shutdown < the drain of a whole node < the pod's grace."""
     shortest, hard_stop = float(m.environment[_MIN_DRAIN]), float(m.environment[_HARD_STOP])
     drains = [config.serve.drain_s for config in configs(m)]
+    limit = max(config.serve.stop_limit_s for config in configs(m))  # Serve's graceful_shutdown_timeout_s
     if shortest + _SERVE_BUFFER_S >= min(drains):
         yield f"{_MIN_DRAIN} ({shortest:g}) must be below drain_s ({min(drains):g}) by more than {_SERVE_BUFFER_S}"
     for group in m.worker_groups:
         spec = group["template"]["spec"]
         grace, node = spec["terminationGracePeriodSeconds"], node_drain_s(spec["containers"][0])
-        if max(drains) >= node:
-            yield f"drain_s ({max(drains):g}) must be below the deadline of the drain in preStop ({node})"
+        if limit >= node:
+            yield f"serve.stop_limit_s ({limit:g}) must be below the deadline of the drain in preStop ({node})"
         if node >= grace:
             yield f"the drain in preStop ({node}) must end before terminationGracePeriodSeconds ({grace})"
-    if max(drains) >= m.ray_service["spec"]["rayClusterDeletionDelaySeconds"]:
+    if limit >= m.ray_service["spec"]["rayClusterDeletionDelaySeconds"]:
         yield "rayClusterDeletionDelaySeconds ends the old cluster before its streams"
     if hard_stop < max(drains):
         yield f"{_HARD_STOP} ({hard_stop:g}) would cut streams that may drain for {max(drains):g} s"
@@ -87,10 +81,14 @@ def node_drain_s(container: dict[str, Any]) -> int:
 
 def environment_is_complete(m: Manifests) -> Iterator[str]:
     name = m.config_map("kvray-ray-environment")["metadata"]["name"]
-    for variable, value in ray_environment(Path("/tmp"), float(m.environment[_MIN_DRAIN])).items():
-        ours = m.environment.get(variable)
-        if variable not in {*_LOCAL_VARIABLES, _MIN_DRAIN, _HARD_STOP} and ours != value:
-            yield f"{variable} is {ours}, and {value} in cluster/ray_environment.py"
+    wanted = cluster_environment(max(config.serve.drain_s for config in configs(m)))
+    del wanted["RAY_AUTH_MODE"]  # KubeRay's to set
+    shortest = wanted.pop(_MIN_DRAIN)
+    for variable, value in wanted.items():
+        if m.environment.get(variable) != value:
+            yield f"{variable} is {m.environment.get(variable)}, and {value} in cluster/ray_environment.py"
+    if float(m.environment[_MIN_DRAIN]) < float(shortest):
+        yield f"{_MIN_DRAIN} is below {shortest}"
     takers = {pod.owner: pod.containers[0].get("envFrom", []) for pod in m.ray_pods()}
     takers["autoscaler"] = m.ray_cluster["autoscalerOptions"].get("envFrom", [])
     for owner, sources in takers.items():

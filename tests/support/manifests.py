@@ -196,5 +196,4 @@ def configs(m: Manifests) -> list[ClusterConfig]:
 
 
 def most_replicas(config: ClusterConfig) -> int:
-    scaling = getattr(config, "autoscaling", None)
-    return config.serve.replicas if scaling is None else int(scaling.max_replicas)
+    return config.serve.replicas if config.autoscaling is None else config.autoscaling.max_replicas

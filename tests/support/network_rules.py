@@ -5,18 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from manifests import Manifests, Pod, configs, environment_of
+from manifests import Manifests, Pod, environment_of
+
+from cluster.ray_environment import REDIS_URL_VARIABLE
 
 
 def serve_ports_agree(m: Manifests) -> Iterator[str]:
-    """The Serve config, kvray's own arguments in it, and the pods."""
+    """The Serve config and the pods; cluster.serve_file checks the former against its own arguments."""
     serve = m.serve_config
     wanted = {"serve": serve["http_options"]["port"], "serve-grpc": serve["grpc_options"]["port"]}
-    for config in configs(m):
-        if (config.serve.port, config.serve.grpc_port) != tuple(wanted.values()):
-            yield "args/serve has other ports than http_options and grpc_options"
-        if config.serve.host != serve["http_options"]["host"]:
-            yield "args/serve has another host than http_options"
     if serve["http_options"]["host"] != "0.0.0.0":
         yield "http_options: nobody outside the pod reaches the host"
     for pod in m.ray_pods():
@@ -54,8 +51,8 @@ def redis_is_found(m: Manifests) -> Iterator[str]:
     for pod in m.ray_pods():
         variables = environment_of(pod.containers[0])
         url = f"redis://:$(KVRAY_REDIS_PASSWORD)@{address}/0"
-        if variables.get("KVRAY_REDIS_URL", {}).get("value") != url:
-            yield f"{pod.owner}: KVRAY_REDIS_URL is not {url}"
+        if variables.get(REDIS_URL_VARIABLE, {}).get("value") != url:
+            yield f"{pod.owner}: {REDIS_URL_VARIABLE} is not {url}"
         names = [name for name in variables if name.startswith("KVRAY_REDIS_")]
         if names != ["KVRAY_REDIS_PASSWORD", "KVRAY_REDIS_URL"]:
             yield f"{pod.owner}: KVRAY_REDIS_PASSWORD must stand before KVRAY_REDIS_URL, which uses it"
