@@ -12,7 +12,7 @@ PURE_TESTS := tests/cluster/core tests/cluster/lab tests/worker/kvcache \
     engine_loop.py block_switches.py kv_sizing.py)
 
 .DEFAULT_GOAL := help
-.PHONY: help install serve demo test test-unit test-long check format proto flash-env flash-check gpu-check bench bench-serving clean
+.PHONY: help install serve demo test test-unit test-long check format proto flash-env flash-check gpu-check bench bench-serving image clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
@@ -81,6 +81,9 @@ $(FLASH_ENV)/.installed: constraints-flash.txt
 
 flash-check: install  ## resolve the flash extra against its own constraints, without installing it
 	$(BIN)/python -m pip install --dry-run --ignore-installed -q --constraint constraints-flash.txt vllm-flash-attn==2.6.2
+
+image:  ## build the container image (ARGS="cuda --tag NAME:TAG"); without a container engine: say what it needs
+	@k8s/image/build $(ARGS)
 
 clean:  ## remove what the targets made here
 	rm -rf $(VENV) build .mypy_cache .ruff_cache .pytest_cache .hypothesis

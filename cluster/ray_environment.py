@@ -13,18 +13,20 @@ import socket
 import sys
 from pathlib import Path
 
-DEREGISTER_S = 10.0
+_NOTICE_S, _CLUSTER_NOTICE_S = 2.0, 10.0  # until a front door that stops gets no more requests
 REDIS_URL_VARIABLE = "KVRAY_REDIS_URL"
 
 
-def serve_flags(drain_s: float) -> dict[str, str]:
+def serve_flags(drain_s: float, notice_s: float = _NOTICE_S) -> dict[str, str]:
     """What every Ray process of every cluster needs. `drain_s`: how long a stopping replica may finish its streams."""
     return {
         # User code, router and handle share one loop, and deployments talk gRPC: 5 to 10 times less CPU per token.
         "RAY_SERVE_THROUGHPUT_OPTIMIZED": "1",
         # A front door that is stopped waits so long, at least, for HAProxy to hear of it. Its answers may take longer.
-        "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": f"{min(drain_s, DEREGISTER_S):g}",
+        "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": f"{min(drain_s, notice_s):g}",
         "RAY_SERVE_LOG_TO_STDERR": "0",
+        # Ray lets its workers give way to everything else (15); but here they are what everything else waits for.
+        "RAY_worker_niceness": "0",
         # 0.1 s by default: too short for a replica on a busy machine, which would look dead.
         "RAY_SERVE_QUEUE_LENGTH_RESPONSE_DEADLINE_S": "2.0",
         "RAY_SERVE_MAX_QUEUE_LENGTH_RESPONSE_DEADLINE_S": "5.0",
@@ -45,7 +47,7 @@ def serve_flags(drain_s: float) -> dict[str, str]:
 def cluster_environment(drain_s: float) -> dict[str, str]:
     """For a cluster of several Linux machines. The token itself is a secret and comes from elsewhere."""
     return {
-        **serve_flags(drain_s),
+        **serve_flags(drain_s, _CLUSTER_NOTICE_S),
         "RAY_AUTH_MODE": "token",
         # Serve's own HAProxy on the fixed ports, so that tokens never cross its Python proxy.
         "RAY_SERVE_ENABLE_HA_PROXY": "1",

@@ -11,11 +11,9 @@ from cluster.ray_environment import apply_environment, cluster_environment, ray_
 
 
 def test_one_machine_and_many_share_the_flags_of_serve(tmp_path: Path) -> None:
-    shared = serve_flags(30)
-    assert shared["RAY_SERVE_THROUGHPUT_OPTIMIZED"] == "1"
-    assert shared["RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S"] == "10"
-    for environment in (ray_environment(tmp_path, 30), cluster_environment(30)):
-        assert shared.items() <= environment.items()
+    assert serve_flags(30)["RAY_SERVE_THROUGHPUT_OPTIMIZED"] == "1"
+    for environment, notice_s in ((ray_environment(tmp_path, 30), 2.0), (cluster_environment(30), 10.0)):
+        assert serve_flags(30, notice_s).items() <= environment.items()
         assert environment.get("RAY_SERVE_ENABLE_HA_PROXY", "1") == "1"
 
 
