@@ -2,7 +2,8 @@
 
     work     seconds of prefill that arrive per second, over the look-back window and, if they grow, as many as there
              will be when a replica that is asked for now is ready; divided by the share of time to be busy
-    queue    what waits, so that it is computed within the TTFT target
+    queue    what will still wait then, with what starts already, is computed within the TTFT target; for that at most
+             as many as serve now
     memory   KV held by live requests, and their seats, at most so full
     ttft     when the measured TTFT misses its target, up to half as many again as `work` says
 
@@ -22,19 +23,20 @@ the others; a call costs a few microseconds per replica, and most calls nothing.
 from __future__ import annotations
 
 import math
-from collections import deque
+from bisect import bisect_right
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from cluster.core.replica_demand import ReplicaDemand
+from cluster.core.window_extreme import WindowExtreme
 
 _EVERY_S = 1.0  # between two looks
+_ROUNDING = 0.05  # of a replica: nobody is started for less
 _LEAST_WINDOW_S = 5.0  # of history, before a rate is believed
 _CLEARLY = 1.1  # going down needs so much more room than coming up did
 _MOST_GROWTH = 2.0  # of the work until a new replica is ready, at most
 _TTFT_HELP = 1.5
-_QUEUE_HELP = 2.0  # times what runs; a longer queue says no more than this one does
 _FEWEST_FOR_TTFT = 0.3  # of `utilisation`; below it waiting is not for want of replicas
 
 
@@ -66,10 +68,13 @@ class Fleet(NamedTuple):
 
 
 class _Sample(NamedTuple):
+    """Sums since the beginning, so that two samples give the mean between them. memory: in replicas."""
+
     at_s: float
-    work_s: float  # that has come since the beginning
-    memory: float  # in replicas
-    ttft_s: float
+    looks: int = 0
+    work_s: float = 0.0
+    memory: float = 0.0
+    ttft_s: float = 0.0
 
 
 class AutoscalingPolicy:
@@ -77,14 +82,10 @@ class AutoscalingPolicy:
 
     def __init__(self, parameters: ScalingParameters) -> None:
         self._parameters = parameters
-        self._keep_s = max(2 * parameters.start_s, parameters.look_back_s)
-        self._before: dict[str, ReplicaDemand] = {}
-        self._work_s = 0.0
-        self._samples: deque[_Sample] = deque()
-        self._wanted: deque[tuple[float, float]] = deque()
+        self._keep_s = max(parameters.start_s, parameters.look_back_s) + 2 * _EVERY_S
         self._decided_at = -math.inf
         self._busy_at = math.inf
-        self._backlog_s = 0.0
+        self._forget()
 
     def due(self, now: float) -> bool:
         """Whether `decide` would look at the replicas."""
@@ -92,7 +93,6 @@ class AutoscalingPolicy:
 
     def decide(self, now: float, fleet: Fleet) -> int:
         """How many replicas there should be; those that start count."""
-        parameters = self._parameters
         if not fleet.target and fleet.queued_requests > 0:
             return self._bounded(1)
         if not self.due(now):
@@ -101,13 +101,22 @@ class AutoscalingPolicy:
         known = {name: demand for name, demand in fleet.replicas.items() if demand is not None}
         self._note_idleness(now, fleet, known)
         if not known:  # nothing runs, or nobody tells anything
-            self._before = {}
+            self._forget()
             return self._bounded(fleet.target)
-        self._observe(now, known, len(fleet.replicas))
-        if now - self._samples[0].at_s < min(_LEAST_WINDOW_S, parameters.look_back_s):
+        running = len(fleet.replicas)
+        self._observe(now, known, running / len(known))
+        if now - self._samples[0].at_s < min(_LEAST_WINDOW_S, self._parameters.look_back_s):
             return self._bounded(fleet.target)
-        self._wanted.append((now, self._replicas_wanted(now, len(fleet.replicas))))
-        return self._bounded(self._settled(now, fleet.target))
+        backlog_s = running / len(known) * math.fsum(demand.queued_s for demand in known.values())
+        return self._bounded(self._settled(now, self._wanted(now, fleet, backlog_s), fleet.target))
+
+    def _forget(self) -> None:
+        """The past says nothing about what comes after a gap."""
+        self._before: dict[str, ReplicaDemand] = {}
+        self._samples: list[_Sample] = []
+        self._least = WindowExtreme(self._parameters.up_delay_s)
+        self._most = WindowExtreme(self._parameters.down_delay_s)
+        self._wanted_since: float | None = None
 
     def _note_idleness(self, now: float, fleet: Fleet, known: Mapping[str, ReplicaDemand]) -> None:
         busy = fleet.queued_requests > 0 or len(known) < len(fleet.replicas)
@@ -118,86 +127,80 @@ class AutoscalingPolicy:
         if busy or self._busy_at == math.inf or not fleet.replicas:
             self._busy_at = now
 
-    def _observe(self, now: float, known: Mapping[str, ReplicaDemand], running: int) -> None:
-        """What came since the last look: what was computed, and what the queues grew by."""
+    def _observe(self, now: float, known: Mapping[str, ReplicaDemand], silent: float) -> None:
+        """What came since the last look: what was computed, and what the queues grew by. `silent`: a factor."""
         came = 0.0
         for name, demand in known.items():
             before = self._before.get(name)
-            if before is not None and demand.loaded_s >= before.loaded_s:
-                came += demand.loaded_s - before.loaded_s + demand.queued_s - before.queued_s
-            elif before is None:
+            if before is None:
                 came += demand.queued_s
-        silent = running / len(known)
-        self._work_s += came * silent
-        self._before = dict(known)
-        self._backlog_s = silent * sum(demand.queued_s for demand in known.values())
-        memory = silent * sum(max(demand.kv_share, demand.seat_share) for demand in known.values())
+            elif demand.loaded_s >= before.loaded_s:
+                came += demand.loaded_s - before.loaded_s + demand.queued_s - before.queued_s
+        self._before = known if isinstance(known, dict) else dict(known)
+        memory = silent * math.fsum(max(demand.kv_share, demand.seat_share) for demand in known.values())
         times = [demand.ttft_s for demand in known.values() if demand.ttft_s > 0]
-        self._samples.append(_Sample(now, self._work_s, memory, sum(times) / len(times) if times else 0.0))
-        while self._samples[0].at_s < now - self._keep_s - _EVERY_S:
-            self._samples.popleft()
+        ttft_s = math.fsum(times) / len(times) if times else 0.0
+        last = self._samples[-1] if self._samples else _Sample(now)
+        self._samples.append(
+            _Sample(now, last.looks + 1, last.work_s + silent * came, last.memory + memory, last.ttft_s + ttft_s)
+        )
+        if self._samples[0].at_s < now - 2 * self._keep_s:  # rarely, because the rest moves up
+            del self._samples[: bisect_right(self._samples, now - self._keep_s, key=_at) - 1]
 
-    def _replicas_wanted(self, now: float, running: int) -> float:
-        parameters = self._parameters
-        rate = self._rate(now - parameters.look_back_s, now)
-        work = self._rate_ahead(now, rate) / parameters.utilisation
-        queue = min(self._backlog_s / parameters.ttft_target_s, _QUEUE_HELP * running)
-        recent = [sample for sample in self._samples if sample.at_s >= now - parameters.look_back_s]
-        memory = math.fsum(sample.memory for sample in recent) / len(recent) / parameters.memory_use
-        return max(work * self._ttft_help(recent, rate, running), queue, memory)
-
-    def _ttft_help(self, recent: list[_Sample], rate: float, running: int) -> float:
-        """A factor. Replicas that are hardly busy are slow for other reasons than their number."""
-        parameters = self._parameters
-        if rate < _FEWEST_FOR_TTFT * parameters.utilisation * running:
-            return 1.0
-        ttft_s = math.fsum(sample.ttft_s for sample in recent) / len(recent)
-        return min(max(ttft_s / parameters.ttft_target_s, 1.0), _TTFT_HELP)
+    def _wanted(self, now: float, fleet: Fleet, backlog_s: float) -> float:
+        parameters, running = self._parameters, len(fleet.replicas)
+        first, last = self._sample_at(now - parameters.look_back_s), self._samples[-1]
+        rate, looks = _rate(first, last), last.looks - first.looks
+        ahead = self._rate_ahead(now, rate)
+        work = ahead / parameters.utilisation
+        if rate >= _FEWEST_FOR_TTFT * parameters.utilisation * running:  # else they are slow for another reason
+            missed = (last.ttft_s - first.ttft_s) / looks / parameters.ttft_target_s
+            work *= min(max(missed, 1.0), _TTFT_HELP)
+        while_starting = (rate + ahead - running - fleet.target) / 2 * parameters.start_s
+        left_s = max(backlog_s + while_starting, 0.0) if backlog_s else 0.0
+        queue = ahead + min(left_s / parameters.ttft_target_s, float(running))
+        memory = (last.memory - first.memory) / looks / parameters.memory_use
+        return max(work, queue, memory)
 
     def _rate_ahead(self, now: float, rate: float) -> float:
         """The work per second when a replica that is asked for now is ready, if it grows as it has lately."""
-        horizon_s, half_s = self._parameters.start_s, max(self._parameters.start_s, self._parameters.look_back_s) / 2
+        horizon_s = self._parameters.start_s
+        half_s = max(horizon_s, self._parameters.look_back_s) / 2
         if now - self._samples[0].at_s < 2 * half_s or not horizon_s:
             return rate
-        middle = now - half_s
-        newer, older = self._rate(middle, now), self._rate(middle - half_s, middle)
-        growth = max(newer - older, 0.0) / half_s
+        oldest, middle = self._sample_at(now - 2 * half_s), self._sample_at(now - half_s)
+        newer = _rate(middle, self._samples[-1])
+        growth = max(newer - _rate(oldest, middle), 0.0) / half_s
         return max(rate, min(newer + growth * (horizon_s + half_s / 2), _MOST_GROWTH * newer))
 
-    def _rate(self, since: float, until: float) -> float:
-        first, last = self._sample_at(since), self._sample_at(until)
-        return max(last.work_s - first.work_s, 0.0) / max(last.at_s - first.at_s, _EVERY_S)
-
     def _sample_at(self, at_s: float) -> _Sample:
-        """The newest one not after `at_s`, or the oldest there is."""
-        low, high = 0, len(self._samples)
-        while low < high:
-            middle = (low + high) // 2
-            if self._samples[middle].at_s <= at_s:
-                low = middle + 1
-            else:
-                high = middle
-        return self._samples[max(low - 1, 0)]
+        """The newest one not after `at_s`, or the oldest there is; never the last."""
+        place = bisect_right(self._samples, at_s, hi=len(self._samples) - 1, key=_at)
+        return self._samples[max(place - 1, 0)]
 
-    def _settled(self, now: float, target: int) -> int:
+    def _settled(self, now: float, wanted: float, target: int) -> int:
         """`target`, or what all of the last while agrees on."""
         parameters = self._parameters
-        while self._wanted[0][0] < now - max(parameters.up_delay_s, parameters.down_delay_s) - _EVERY_S:
-            self._wanted.popleft()
-        least = most = self._wanted[-1][1]
-        for at_s, wanted in reversed(self._wanted):
-            if at_s >= now - parameters.up_delay_s:
-                least = min(least, wanted)
-            if at_s >= now - parameters.down_delay_s:
-                most = max(most, wanted)
-        covered = self._wanted[-1][0] - self._wanted[0][0] + _EVERY_S
-        if math.ceil(least) > target and covered >= parameters.up_delay_s:
-            return math.ceil(least)
-        if covered < parameters.down_delay_s:
+        if self._wanted_since is None:
+            self._wanted_since = now
+        least, most = -self._least.push(now, -wanted), self._most.push(now, wanted)
+        covered_s = now - self._wanted_since
+        up = math.ceil(least - _ROUNDING)
+        if up > target and covered_s >= parameters.up_delay_s:
+            return up
+        if covered_s < parameters.down_delay_s:
             return target
         if not parameters.min_replicas and now - self._busy_at >= parameters.to_zero_delay_s:
             return 0
-        return min(target, max(math.ceil(most * _CLEARLY), 1))
+        return min(target, max(math.ceil(most * _CLEARLY - _ROUNDING), 1))
 
     def _bounded(self, replicas: int) -> int:
         return min(max(replicas, self._parameters.min_replicas), self._parameters.max_replicas)
+
+
+def _at(sample: _Sample) -> float:
+    return sample.at_s
+
+
+def _rate(first: _Sample, last: _Sample) -> float:
+    return max(last.work_s - first.work_s, 0.0) / max(last.at_s - first.at_s, _EVERY_S)

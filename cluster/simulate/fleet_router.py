@@ -62,7 +62,7 @@ class FleetRouter:
         parameters: TtftParameters | None = None,
     ) -> None:
         self._entry = entry
-        self._replicas = replicas
+        self._replicas: dict[WorkerId, ScaledReplica] = {}
         self._clock = clock
         self.hears_events = entry.knows in (Knowledge.EVENTS, Knowledge.EVENTS_ONLY)
         self._needs_hashes = entry.knows is not Knowledge.NOTHING
@@ -82,21 +82,33 @@ class FleetRouter:
             clock=clock,
         )
         for worker_id, replica in replicas.items():
-            info = ReplicaInfo(
-                worker_id=worker_id,
-                route_digest=SCHEME.digest,
-                kv_fingerprint="",
-                block_size=settings.block,
-                chunk_tokens=settings.block,
-                num_blocks=settings.kv_tokens // settings.block,
-                max_model_len=settings.kv_tokens,
-                model="virtual",
-                incarnation=str(worker_id),
-            )
-            self._index.add_worker(worker_id, _EPOCH)
-            self._feed.workers[worker_id] = KnownWorker(
-                info=info, epoch=_EPOCH, load=replica.load(), loaded_at=clock.now, indexed=True
-            )
+            self.join(worker_id, replica)
+
+    def join(self, worker_id: WorkerId, replica: ScaledReplica) -> None:
+        """Another replica, with nothing in its cache."""
+        settings = replica.settings
+        info = ReplicaInfo(
+            worker_id=worker_id,
+            route_digest=SCHEME.digest,
+            kv_fingerprint="",
+            block_size=settings.block,
+            chunk_tokens=settings.block,
+            num_blocks=settings.kv_tokens // settings.block,
+            max_model_len=settings.kv_tokens,
+            model="virtual",
+            incarnation=str(worker_id),
+        )
+        self._replicas[worker_id] = replica
+        self._index.add_worker(worker_id, _EPOCH)
+        self._feed.workers[worker_id] = KnownWorker(
+            info=info, epoch=_EPOCH, load=replica.load(), loaded_at=self._clock.now, indexed=True
+        )
+
+    def leave(self, worker_id: WorkerId, others: Sequence[WorkerId]) -> None:
+        """A replica has finished its work and is gone."""
+        del self._replicas[worker_id]
+        self._feed.drop(worker_id)
+        self.state.keep_only(others)
 
     def choose(
         self, request_id: str, hashes: tuple[ChunkHash, ...], prompt_tokens: int, alive: Sequence[WorkerId]

@@ -104,7 +104,9 @@ class FleetResult:
 
 
 @dataclass(slots=True, eq=False)
-class _Member:
+class Member:
+    """One replica of the fleet."""
+
     worker_id: WorkerId
     replica: ScaledReplica
     alive: bool = True
@@ -143,11 +145,10 @@ class FleetSimulation:
         self._on_progress = on_progress
         self._timer = timer
         self._clock = VirtualClock()
-        self._members = [
-            _Member(worker_id, ScaledReplica(worker_id, self._replica_settings(number), ROUTER_ID))
-            for number, worker_id in enumerate(WorkerId(f"replica-{n}") for n in range(settings.replicas))
-        ]
-        self._by_id = {member.worker_id: (number, member) for number, member in enumerate(self._members)}
+        self._members: list[Member] = []
+        self._by_id: dict[WorkerId, tuple[int, Member]] = {}
+        for _ in range(settings.replicas):
+            self._new_member()
         self.router = FleetRouter(
             entry,
             {member.worker_id: member.replica for member in self._members},
@@ -189,6 +190,14 @@ class FleetSimulation:
             loaded_s=[replica.loaded_s for replica in replicas],
         )
 
+    def _new_member(self) -> Member:
+        number = len(self._members)
+        worker_id = WorkerId(f"replica-{number}")
+        member = Member(worker_id, ScaledReplica(worker_id, self._replica_settings(number), ROUTER_ID))
+        self._members.append(member)
+        self._by_id[worker_id] = (number, member)
+        return member
+
     def _replica_settings(self, number: int) -> ReplicaSettings:
         settings = self._settings.replica
         if number >= len(self._settings.slower):
@@ -229,16 +238,16 @@ class FleetSimulation:
         elif (sooner := member.replica.interrupt(self._clock.now)) is not None:
             self._expect_end(member, sooner)
 
-    def _begin(self, member: _Member) -> None:
+    def _begin(self, member: Member) -> None:
         end = member.replica.begin(self._clock.now)
         if end is not None:
             self._expect_end(member, end)
 
-    def _expect_end(self, member: _Member, end: float) -> None:
+    def _expect_end(self, member: Member, end: float) -> None:
         member.due = due = next(self._serials)
         self._at(end, lambda: self._end_step(member, due))
 
-    def _end_step(self, member: _Member, due: int) -> None:
+    def _end_step(self, member: Member, due: int) -> None:
         if not member.alive or member.due != due:
             return
         now = self._clock.now
@@ -247,9 +256,7 @@ class FleetSimulation:
             self._gaps.append(step.gap_s)
             self._gap_counts.append(step.num_gaps)
         for request_id, cached in step.first:
-            record = self._records[request_id]
-            record.first_token_s, record.cached_tokens = now, cached
-            self.router.state.answered(request_id, cached)
+            self._first_token(member, request_id, cached)
         for request_id in step.done:
             self._records[request_id].finished_s = now
             self.router.state.release(request_id)
@@ -257,7 +264,12 @@ class FleetSimulation:
             self._publish(member, step.events)
         self._begin(member)
 
-    def _publish(self, member: _Member, events: list[CacheEvent]) -> None:
+    def _first_token(self, member: Member, request_id: str, cached: int) -> None:
+        record = self._records[request_id]
+        record.first_token_s, record.cached_tokens = self._clock.now, cached
+        self.router.state.answered(request_id, cached)
+
+    def _publish(self, member: Member, events: list[CacheEvent]) -> None:
         if self._settings.event_lag_s:
             self._at(self._clock.now + self._settings.event_lag_s, lambda: self.router.hear(member.worker_id, events))
         else:
@@ -267,7 +279,7 @@ class FleetSimulation:
         replica = self._members[slowdown.replica].replica
         replica.step_time = replica.step_time.slowed(slowdown.times)
 
-    def _die(self, member: _Member) -> None:
+    def _die(self, member: Member) -> None:
         member.alive = False
         self._alive.remove(member.worker_id)
         self.router.lose(member.worker_id)

@@ -136,6 +136,11 @@ class ScaledReplica:
         return self._step is None
 
     @property
+    def num_live(self) -> int:
+        """Requests that are not finished."""
+        return len(self._live)
+
+    @property
     def preemptions(self) -> int:
         return self._preemption.count
 

@@ -69,7 +69,7 @@ def with_cold_share(
             left -= cold_turns[conversation]
         else:
             heated[conversation] = rng.randrange(documents)
-    first = _commonest_first(requests)
+    first = commonest_first(requests)
     free = 1 + max(max(request.hash_ids) for request in requests)
     beginnings = [(first, *range(free + d * blocks, free + (d + 1) * blocks)) for d in range(documents)]
     return [_begin_with(request, beginnings, heated.get(request.hash_ids[:2])) for request in requests]
@@ -84,7 +84,7 @@ def shared_burst(
     return [TraceRequest(n, 0.0, prompt, output_tokens, (0, 1 + n), prefix_tokens) for n in range(count)]
 
 
-def _commonest_first(requests: Sequence[TraceRequest]) -> int:
+def commonest_first(requests: Sequence[TraceRequest]) -> int:
     counts: dict[int, int] = {}
     for request in requests:
         counts[request.hash_ids[0]] = counts.get(request.hash_ids[0], 0) + 1

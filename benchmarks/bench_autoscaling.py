@@ -1,0 +1,140 @@
+"""Autoscaling policies on a daily load: replica-hours against time to first token, for several node start times.
+
+    python -m benchmarks.bench_autoscaling TRACE [--half second] [--starts 60 300 600] [--tuned 8] [--json FILE]
+
+Half of a trace becomes one "day" of an hour (cluster.simulate.daily_load) on replicas that are four times as slow as
+the example's, so that between 4 and 32 are needed; then every policy runs on it, with the same router. Parameters of
+kvray's policy and `--tuned`, the target of Serve's policy, were chosen on the first half and are reported on the second.
+
+Owns: the grid, the comparison, the table.
+Does not: simulate (cluster.simulate).
+Invariants: every policy gets the same requests; replica-hours are paid from when a replica is asked for until it is
+gone; nothing is left out of a percentile.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from cluster.config import AutoscalingConfig
+from cluster.core.hashing import ChunkHash
+from cluster.simulate.daily_load import daily_load
+from cluster.simulate.elastic_fleet import ElasticFleet, ElasticResult, Scaler
+from cluster.simulate.fleet_report import make_fleet_report
+from cluster.simulate.fleet_simulation import FleetSettings, trace_hashes
+from cluster.simulate.mooncake_trace import TraceRequest, read_trace
+from cluster.simulate.policy_lineup import OURS, chosen_policies
+from cluster.simulate.scaled_replica import ReplicaSettings
+from cluster.simulate.scalers import FixedReplicas, KvrayScaler, ServeDefault, ServeSettings
+from cluster.simulate.step_times import EXAMPLE
+
+SLOWER = 10.0
+KV_TOKENS = 600_000
+COPIES, DAY_S, SWING = 1, 3600.0, 8.0
+MOST = 40
+FIRST = 4
+TTFT_TARGET_S = 20.0
+
+
+def scalers(start_s: float, tuned: float, more: dict[str, float]) -> dict[str, Callable[[], Scaler]]:
+    ours = AutoscalingConfig(
+        **{"min_replicas": 1, "max_replicas": MOST, "ttft_target_s": TTFT_TARGET_S, "start_s": start_s, **more}
+    )
+    tuned_settings = ServeSettings(min_replicas=1, max_replicas=MOST, target_ongoing_requests=tuned)
+    return {
+        "kvray": lambda: KvrayScaler(ours.parameters()),
+        "Serve, default": lambda: ServeDefault(ServeSettings(min_replicas=1, max_replicas=MOST)),
+        f"Serve, target {tuned:g}": lambda: ServeDefault(tuned_settings),
+    }
+
+
+def run_one(
+    requests: Sequence[TraceRequest],
+    hashes: dict[str, tuple[ChunkHash, ...]],
+    scaler: Scaler,
+    start_s: float,
+    first: int,
+) -> ElasticResult:
+    replica = ReplicaSettings(kv_tokens=KV_TOKENS, step_time=EXAMPLE).slowed(SLOWER)
+    settings = FleetSettings(replicas=first, replica=replica)
+    (entry,) = chosen_policies(OURS)
+    return ElasticFleet(requests, settings, entry, scaler, start_s=start_s, hashes=hashes).run_elastic()
+
+
+def row(name: str, start_s: float, result: ElasticResult, wall_s: float) -> dict[str, Any]:
+    report = make_fleet_report(name, result.fleet, wall_s=wall_s)
+    assert report.ttft is not None
+    return {
+        "policy": name,
+        "start_s": start_s,
+        "hours": result.paid_s / 3600,
+        "most": max(one.serving for one in result.census),
+        "turns": result.turns,
+        "mean": report.ttft.mean,
+        "p50": report.ttft.p50,
+        "p90": report.ttft.p90,
+        "p99": report.ttft.p99,
+        "hit": report.hit_rate,
+        "requests": report.requests,
+        "unfinished": report.requests - report.finished,
+        "loaded": sum(result.fleet.loaded_s) / result.paid_s,
+        "wall_s": wall_s,
+    }
+
+
+def print_row(one: dict[str, Any]) -> None:
+    print(
+        f"| {one['start_s']:.0f} s | {one['policy']} | {one['hours']:.2f} | {one['most']} | {one['turns']} "
+        f"| {one['mean']:.2f} | {one['p50']:.2f} | {one['p90']:.2f} | {one['p99']:.1f} | {one['hit']:.1%} "
+        f"| {one['loaded']:.0%} | {one['wall_s']:.0f} |",
+        flush=True,
+    )
+
+
+def main(argv: Sequence[str]) -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("trace", type=Path)
+    parser.add_argument("--half", choices=["first", "second"], default="second")
+    parser.add_argument("--starts", type=float, nargs="+", default=[60.0, 300.0, 600.0])
+    parser.add_argument("--tuned", type=float, nargs="+", default=[8.0])
+    parser.add_argument("--only", nargs="+", help="policies by the beginning of their names")
+    parser.add_argument("--fixed", type=int, nargs="*", default=[], help="such fleets, too")
+    parser.add_argument("--set", nargs="*", default=[], metavar="NAME=VALUE", help="of kvray's policy")
+    parser.add_argument("--json", type=Path)
+    options = parser.parse_args(argv)
+    requests = read_trace(options.trace)
+    middle = len(requests) // 2
+    half = requests[:middle] if options.half == "first" else requests[middle:]
+    load = daily_load(half, copies=COPIES, duration_s=DAY_S, swing=SWING)
+    hashes = trace_hashes(load)
+    more = {name: float(value) for name, value in (one.split("=") for one in options.set)}
+    print(f"{options.half} half: {len(load):,} requests in {load[-1].arrival_s:,.0f} s\n")
+    print("| start | policy | replica-hours | most | turns | mean | p50 | p90 | p99 | hit | loaded | wall s |")
+    print("|---|---|---:|---:|---:|---:|---:|---:|---:|---:|---:|---:|")
+    rows: list[dict[str, Any]] = []
+    for start_s in options.starts:
+        chosen: dict[str, tuple[Callable[[], Scaler], int]] = {}
+        for tuned in options.tuned:
+            chosen |= {name: (make, FIRST) for name, make in scalers(start_s, tuned, more).items()}
+        for count in options.fixed:
+            chosen[f"fixed {count}"] = (lambda count=count: FixedReplicas(count), count)  # type: ignore[misc]
+        for name, (make, first) in chosen.items():
+            if options.only and not name.startswith(tuple(options.only)):
+                continue
+            began = time.perf_counter()
+            result = run_one(load, hashes, make(), start_s, first)
+            rows.append(row(name, start_s, result, time.perf_counter() - began))
+            print_row(rows[-1])
+            if options.json is not None:
+                options.json.write_text(json.dumps(rows, indent=1))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
