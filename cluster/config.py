@@ -139,6 +139,8 @@ class AutoscalingConfig(_Part):
     ttft_target_s: to be met by 90 % of the requests.  utilisation: share of its time in which a replica prefills or
     somebody waits there.  memory_use: how full live requests may make KV memory and `max_num_seqs`.  start_s: how long
     a new replica takes until it serves, its node included.  to_zero_delay_s: without any request, if min_replicas is 0.
+    coldest_victim: replicas with the coldest caches go first (cluster.coldest_victim says what that risks); Serve's
+    controller needs RAY_SERVE_CONTROLLER_CALLBACK_IMPORT_PATH for it, which `kvray serve` sets.
     """
 
     min_replicas: int = Field(1, ge=0)
@@ -151,6 +153,7 @@ class AutoscalingConfig(_Part):
     down_delay_s: float = Field(300.0, ge=0, le=86_400)
     to_zero_delay_s: float = Field(900.0, ge=0, le=604_800)
     start_s: float = Field(120.0, ge=0, le=3600)
+    coldest_victim: bool = False
 
     @model_validator(mode="after")
     def _ordered(self) -> AutoscalingConfig:
@@ -159,7 +162,7 @@ class AutoscalingConfig(_Part):
         return self
 
     def parameters(self) -> ScalingParameters:
-        return ScalingParameters(**self.model_dump())
+        return ScalingParameters(**self.model_dump(exclude={"coldest_victim"}))
 
 
 class ClusterConfig(_Part):

@@ -79,7 +79,9 @@ class LocalCluster:
         self._use_redis(on_phase)
         on_phase("starting Ray")
         drain_s = max(model.config.serve.drain_s for model in self.models)
-        apply_environment(ray_environment(self._scratch, drain_s))
+        scalings = [model.config.autoscaling for model in self.models]
+        coldest_victim = any(scaling is not None and scaling.coldest_victim for scaling in scalings)
+        apply_environment(ray_environment(self._scratch, drain_s, coldest_victim=coldest_victim))
         self._start_ray()
         on_phase("starting Serve and its proxy")
         self._start_serve()

@@ -56,9 +56,12 @@ def cluster_environment(drain_s: float) -> dict[str, str]:
     }
 
 
-def ray_environment(scratch: Path, drain_s: float) -> dict[str, str]:
-    """For one machine. `scratch`: an existing private folder for HAProxy's files."""
+def ray_environment(scratch: Path, drain_s: float, *, coldest_victim: bool = False) -> dict[str, str]:
+    """For one machine. `scratch`: an existing private folder for HAProxy's files.  coldest_victim: as in
+    AutoscalingConfig."""
     env = {**serve_flags(drain_s), "RAY_AUTH_MODE": "disabled"}
+    if coldest_victim:
+        env["RAY_SERVE_CONTROLLER_CALLBACK_IMPORT_PATH"] = "cluster.coldest_victim.install"
     if sys.platform == "linux":
         metrics, stats = free_ports(2)
         env |= {

@@ -30,6 +30,7 @@ from cluster.model_source import resolve_model
 from cluster.route_scheme import route_scheme
 from cluster.telemetry import configure_logging
 from cluster.tokenizer import Tokenizer
+from worker.cache_heat import CacheHeat
 from worker.cache_reporter import CacheReporter
 from worker.engine_client import EngineClient
 from worker.engine_process import ProcessEnginePort
@@ -81,6 +82,7 @@ class LLMWorker:
             time.monotonic,
         )
         self._ends.push_async_callback(self._reporter.close)
+        self._heat = CacheHeat()
         self._reporter.set_load(self._engine.load)
         await self._reporter.start()
         if not self._engine.alive:  # it died while we registered, when nobody could deregister yet
@@ -104,6 +106,13 @@ class LLMWorker:
             ttft_s=self._engine.first_tokens.p90(time.monotonic()),
         )
         return demand.to_numbers()
+
+    async def record_routing_stats(self) -> dict[str, float]:
+        """Serve asks every few seconds, and tells every router when the answer changes."""
+        scaling = self._config.autoscaling
+        if scaling is None or not scaling.coldest_victim:
+            return {}
+        return {"heat": self._heat.level(time.monotonic(), self._engine.load.hit_tokens)}
 
     async def check_health(self) -> None:
         if not self._engine.alive:
