@@ -148,7 +148,7 @@ class AutoscalingConfig(_Part):
     ttft_target_s: float = Field(2.0, gt=0, le=3600)
     utilisation: float = Field(0.65, ge=0.05, le=0.95)
     memory_use: float = Field(0.8, ge=0.05, le=1)
-    look_back_s: float = Field(60.0, ge=5, le=3600)
+    look_back_s: float = Field(150.0, ge=5, le=3600)
     up_delay_s: float = Field(10.0, ge=0, le=3600)
     down_delay_s: float = Field(300.0, ge=0, le=86_400)
     to_zero_delay_s: float = Field(900.0, ge=0, le=604_800)

@@ -35,6 +35,7 @@ from worker.cache_reporter import CacheReporter
 from worker.engine_client import EngineClient
 from worker.engine_process import ProcessEnginePort
 from worker.frame import EngineFrame
+from worker.late_answers import LateAnswers
 from worker.replica_drain import ReplicaDrain
 from worker.request_service import RequestService
 from worker.runner import ModelFacts
@@ -67,7 +68,9 @@ class LLMWorker:
         self._channel = TokenChannelServer(self._worker_id)
         self._ends.push_async_callback(self._channel.close)
         self._port = ProcessEnginePort(self._config.engine, str(model_dir))
-        self._engine = EngineClient(self._port, on_frame=self._on_frame, on_exit=self._on_exit)
+        scaling = self._config.autoscaling
+        self._late = LateAnswers(None if scaling is None else scaling.ttft_target_s)
+        self._engine = EngineClient(self._port, on_frame=self._on_frame, on_exit=self._on_exit, late_answers=self._late)
         self._ends.push_async_callback(self._engine.close)
         self._facts = await self._engine.start()
         await self._channel.start(ray.util.get_node_ip_address())
@@ -103,7 +106,8 @@ class LLMWorker:
             token_budget=engine.token_budget,
             max_num_seqs=engine.max_num_seqs,
             block_size=self._facts.block_size,
-            ttft_s=self._engine.first_tokens.p90(time.monotonic()),
+            answered=self._late.answered,
+            late=self._late.late,
         )
         return demand.to_numbers()
 

@@ -1,6 +1,6 @@
 """EngineClient: an engine's frames, split into what each request gets.
 
-Owns: the table of live requests, how long each waits for its first token, and handing frames from the port's thread to
+Owns: the table of live requests, which of them are answered late, and handing frames from the port's thread to
 the event loop, one wake-up each.
 Does not: run the engine, retry, or know Ray.
 Invariants: each request ends with one last delta or raises ReplicaLost; leaving it early cancels it; nothing in the
@@ -20,8 +20,8 @@ from cluster.core.replica import ReplicaLoad
 from cluster.core.request import GenerationRequest, TokenDelta
 from worker.delta_sink import DeltaSink
 from worker.engine_port import EnginePort
-from worker.first_token_times import FirstTokenTimes
 from worker.frame import EngineCommand, EngineFrame, EngineMode
+from worker.late_answers import LateAnswers
 from worker.runner import ModelFacts
 
 logger = logging.getLogger(__name__)
@@ -36,6 +36,7 @@ class EngineClient:
         on_frame: Callable[[EngineFrame], None] | None = None,
         on_exit: Callable[[str], None] | None = None,
         clock: Callable[[], float] = time.monotonic,
+        late_answers: LateAnswers | None = None,
     ) -> None:
         self._port = port
         self._loop = asyncio.get_running_loop()
@@ -47,7 +48,7 @@ class EngineClient:
         self._ended = asyncio.Event()  # some stream, or the engine
         self._clock = clock
         self.load = ReplicaLoad()
-        self.first_tokens = FirstTokenTimes()
+        self.late_answers = LateAnswers() if late_answers is None else late_answers
 
     async def start(self) -> ModelFacts:
         facts = await asyncio.to_thread(self._port.start, _LoopSink(self, self._loop))
@@ -117,8 +118,7 @@ class EngineClient:
             if stream is not None and not stream.ended:
                 if delta.token_ids and not stream.answered:
                     stream.answered = True
-                    now = self._clock()
-                    self.first_tokens.note(now, now - stream.began_at)
+                    self.late_answers.note(self._clock() - stream.began_at)
                 stream.take(delta)
         if self._observe is not None:
             self._observe(frame)

@@ -1,4 +1,4 @@
-"""ReplicaDemand: what an autoscaler hears of one replica, as five numbers.
+"""ReplicaDemand: what an autoscaler hears of one replica, as six numbers.
 
 Owns: deriving them from a ReplicaLoad on the step-time model, their names on the wire, and refusing nonsense.
 Does not: decide anything (autoscaling_policy) or travel (worker.deployment, cluster.autoscaling).
@@ -14,29 +14,38 @@ from cluster.core.replica import ReplicaLoad
 from cluster.core.step_time import StepTimeModel
 
 _MOST_S = 1e9  # no queue, and no life of a replica, is longer than 30 years
-_LIMITS = {"queued_s": _MOST_S, "loaded_s": _MOST_S, "kv_share": 1.0, "seat_share": 1e6, "ttft_s": _MOST_S}
+_MOST_REQUESTS = 1e15
+_LIMITS = {
+    "queued_s": _MOST_S,
+    "loaded_s": _MOST_S,
+    "kv_share": 1.0,
+    "seat_share": 1e6,
+    "answered": _MOST_REQUESTS,
+    "late": _MOST_REQUESTS,
+}
 
 
 class ReplicaDemand(NamedTuple):
     """queued_s: prefill compute that waits or is under way, with what decodes beside it.
 
     loaded_s: since the replica started, the time in which it prefilled or somebody waited.  kv_share: of its KV memory,
-    what live requests hold.  seat_share: live requests, each of which needs one of `max_num_seqs` places.  ttft_s: the
-    p90 of its latest requests' times to first token, 0 when there were none.
+    what live requests hold.  seat_share: live requests, each of which needs one of `max_num_seqs` places.
+    answered, late: since then, requests that got a first token, and those of them that got it after the TTFT target.
     """
 
     queued_s: float = 0.0
     loaded_s: float = 0.0
     kv_share: float = 0.0
     seat_share: float = 0.0
-    ttft_s: float = 0.0
+    answered: float = 0.0
+    late: float = 0.0
 
     def to_numbers(self) -> dict[str, float]:
         return {name: float(value) for name, value in self._asdict().items()}
 
     @classmethod
     def from_numbers(cls, numbers: Mapping[str, float]) -> ReplicaDemand | None:
-        """None unless all five are there and possible."""
+        """None unless all are there and possible."""
         for name, most in _LIMITS.items():
             value = numbers.get(name)
             if isinstance(value, bool) or not isinstance(value, int | float) or not 0.0 <= value <= most:
@@ -45,7 +54,7 @@ class ReplicaDemand(NamedTuple):
 
 
 def demand_of(
-    load: ReplicaLoad, *, token_budget: int, max_num_seqs: int, block_size: int, ttft_s: float
+    load: ReplicaLoad, *, token_budget: int, max_num_seqs: int, block_size: int, answered: int, late: int
 ) -> ReplicaDemand:
     """`token_budget`, `max_num_seqs`, `block_size`: of the replica's engine."""
     tokens = load.total_uncached_tokens
@@ -55,7 +64,8 @@ def demand_of(
         loaded_s=load.loaded_s,
         kv_share=min(load.in_use_blocks / load.total_blocks, 1.0) if load.total_blocks else 0.0,
         seat_share=live / max_num_seqs,
-        ttft_s=min(max(ttft_s, 0.0), _MOST_S),
+        answered=answered,
+        late=late,
     )
 
 

@@ -2,8 +2,8 @@
 
     copies    of the trace, laid over each other, each with prompts of its own behind the first block that all share,
               and each beginning at another place (what would come after the end comes at the beginning)
-    day       the arrivals are moved so that their rate is lowest at the beginning and the end, and `swing` times as
-              high in the middle:  rate(t) ~ 1 - (swing - 1) / (swing + 1) * cos(2 pi t / duration)
+    day       the arrivals are moved so that their rate is highest at the beginning and the end, and `swing` times
+              as low in the middle:  rate(t) ~ 1 + (swing - 1) / (swing + 1) * cos(2 pi t / duration)
 
 Owns: this transformation.
 Does not: read files or run anything.
@@ -43,7 +43,7 @@ def _warped(place: float, swing: float) -> float:
     low, high = 0.0, 1.0
     for _ in range(40):
         middle = (low + high) / 2
-        if middle - depth * math.sin(2 * math.pi * middle) / (2 * math.pi) < place:
+        if middle + depth * math.sin(2 * math.pi * middle) / (2 * math.pi) < place:
             low = middle
         else:
             high = middle

@@ -14,7 +14,7 @@ asked for until it is gone, added up.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import NamedTuple, Protocol
 
@@ -23,7 +23,7 @@ from cluster.core.replica_demand import ReplicaDemand, demand_of
 from cluster.simulate.fleet_simulation import FleetResult, FleetSettings, FleetSimulation, Member
 from cluster.simulate.mooncake_trace import TraceRequest
 from cluster.simulate.policy_lineup import PolicyEntry
-from worker.first_token_times import FirstTokenTimes
+from worker.late_answers import LateAnswers
 
 TICK_S = 1.0
 
@@ -70,13 +70,13 @@ class ElasticResult:
 @dataclass(slots=True, eq=False)
 class _Life:
     asked_s: float
-    first_tokens: FirstTokenTimes = field(default_factory=FirstTokenTimes)
+    late: LateAnswers
     gone_s: float | None = None
     draining: bool = False
 
 
 class ElasticFleet(FleetSimulation):
-    """`settings.replicas` serve from the beginning."""
+    """`settings.replicas` serve from the beginning.  ttft_target_s: what later than that comes is late."""
 
     def __init__(
         self,
@@ -86,13 +86,15 @@ class ElasticFleet(FleetSimulation):
         scaler: Scaler,
         *,
         start_s: float,
+        ttft_target_s: float | None = None,
         hashes: dict[str, tuple[ChunkHash, ...]] | None = None,
         timer: Callable[[], float] = lambda: 0.0,
     ) -> None:
         super().__init__(requests, settings, entry, hashes=hashes, timer=timer)
         self._scaler = scaler
         self._start_s = start_s
-        self._lives = {member.worker_id: _Life(0.0) for member in self._members}
+        self._ttft_target_s = ttft_target_s
+        self._lives = {member.worker_id: self._new_life() for member in self._members}
         self._starting: list[Member] = []
         self._queued: list[TraceRequest] = []
         self._target = settings.replicas
@@ -105,6 +107,9 @@ class ElasticFleet(FleetSimulation):
         end_s = self._clock.now
         paid_s = sum((end_s if life.gone_s is None else life.gone_s) - life.asked_s for life in self._lives.values())
         return ElasticResult(fleet=fleet, paid_s=paid_s, census=self._census, targets=self._targets)
+
+    def _new_life(self) -> _Life:
+        return _Life(self._clock.now, LateAnswers(self._ttft_target_s))
 
     def _tick(self) -> None:
         now = self._clock.now
@@ -122,20 +127,21 @@ class ElasticFleet(FleetSimulation):
         self._at(now + TICK_S, self._tick)
 
     def _demand(self, member: Member) -> ReplicaDemand:
-        settings = self._settings.replica
+        settings, late = self._settings.replica, self._lives[member.worker_id].late
         return demand_of(
             member.replica.load(),
             token_budget=settings.token_budget,
             max_num_seqs=settings.max_num_seqs,
             block_size=settings.block,
-            ttft_s=self._lives[member.worker_id].first_tokens.p90(self._clock.now),
+            answered=late.answered,
+            late=late.late,
         )
 
     def _scale(self, change: int) -> None:
         now = self._clock.now
         for _ in range(change):
             member = self._new_member()
-            self._lives[member.worker_id] = _Life(now)
+            self._lives[member.worker_id] = self._new_life()
             self._starting.append(member)
             self._at(now + self._start_s, lambda member=member: self._join(member))  # type: ignore[misc]
         for _ in range(-change):
@@ -183,7 +189,7 @@ class ElasticFleet(FleetSimulation):
         super()._first_token(member, request_id, cached)
         ttft_s = self._records[request_id].ttft_s
         assert ttft_s is not None
-        self._lives[member.worker_id].first_tokens.note(self._clock.now, ttft_s)
+        self._lives[member.worker_id].late.note(ttft_s)
 
     def _count(self) -> None:
         self._census.append(Census(self._clock.now, len(self._alive), len(self._starting)))

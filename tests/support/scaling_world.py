@@ -17,7 +17,7 @@ def policy(**options: Any) -> AutoscalingPolicy:
 
 
 class ScalingWorld:
-    """One tick is a second. `rate(t)`: arriving work. `kv(t)`, `ttft(t)`: what every replica reports."""
+    """One tick is a second. `rate(t)`: arriving work. `kv(t)`: what all report. `late(t)`: of ten answers a second."""
 
     def __init__(
         self,
@@ -26,7 +26,7 @@ class ScalingWorld:
         replicas: int = 1,
         start_s: float = 0.0,
         kv: Callable[[float], float] = lambda t: 0.0,
-        ttft: Callable[[float], float] = lambda t: 0.0,
+        late: Callable[[float], float] = lambda t: 0.0,
         **options: Any,
     ) -> None:
         self.policy = policy(**options)
@@ -37,7 +37,8 @@ class ScalingWorld:
         self.lies: dict[str, dict[str, float]] = {}
         self.outside = 0.0
         self.served = 0.0
-        self._rate, self._start_s, self._kv, self._ttft = rate, start_s, kv, ttft
+        self._rate, self._start_s, self._kv, self._late = rate, start_s, kv, late
+        self._answers = self._late_ones = 0.0
         self._numbers = 0
         self._starting: list[float] = []
         self._replicas: dict[str, list[float]] = {}  # queue, loaded
@@ -80,7 +81,9 @@ class ScalingWorld:
         self._scale(self.policy.decide(self.now, Fleet(self._heard(), self.target, self.outside)))
 
     def _heard(self) -> dict[str, ReplicaDemand | None]:
-        kv, ttft, busy = self._kv(self.now), self._ttft(self.now), self._rate(self.now) > 0
+        kv, busy = self._kv(self.now), self._rate(self.now) > 0
+        self._answers += 10.0
+        self._late_ones += 10.0 * self._late(self.now)
         heard: dict[str, ReplicaDemand | None] = {}
         for name, (queue, loaded) in self._replicas.items():
             numbers = {
@@ -88,7 +91,8 @@ class ScalingWorld:
                 "loaded_s": loaded,
                 "kv_share": kv,
                 "seat_share": 0.1 if queue or busy else 0.0,
-                "ttft_s": ttft,
+                "answered": self._answers,
+                "late": self._late_ones,
             }
             heard[name] = None if name in self.silent else ReplicaDemand.from_numbers(numbers | self.lies.get(name, {}))
         return heard

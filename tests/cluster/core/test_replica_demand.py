@@ -1,4 +1,4 @@
-"""ReplicaDemand: from a load to five numbers, over the wire, and what is refused."""
+"""ReplicaDemand: from a load to six numbers, over the wire, and what is refused."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from cluster.core.step_time import StepTimeModel
 MODEL = StepTimeModel(0.1, 0.001, 0.0, 0.01, 1e-6)
 
 
-def of(load: ReplicaLoad, ttft_s: float = 0.0) -> ReplicaDemand:
-    return demand_of(load, token_budget=1000, max_num_seqs=10, block_size=16, ttft_s=ttft_s)
+def of(load: ReplicaLoad, answered: int = 0, late: int = 0) -> ReplicaDemand:
+    return demand_of(load, token_budget=1000, max_num_seqs=10, block_size=16, answered=answered, late=late)
 
 
 def test_queued_seconds_are_those_of_the_steps_that_the_tokens_need() -> None:
@@ -27,9 +27,9 @@ def test_queued_seconds_are_those_of_the_steps_that_the_tokens_need() -> None:
         step_time_model=tuple(MODEL.to_wire()),
         loaded_s=7.0,
     )
-    demand = of(load, ttft_s=1.5)
+    demand = of(load, 9, 2)
     assert demand.queued_s == pytest.approx(2400 * 0.001 + 3 * (0.1 + 5 * 0.01 + 1600 * 1e-6))
-    assert demand == ReplicaDemand(demand.queued_s, 7.0, 0.25, 0.7, 1.5)
+    assert demand == ReplicaDemand(demand.queued_s, 7.0, 0.25, 0.7, 9, 2)
 
 
 def test_longer_prompts_attend_to_more() -> None:
@@ -48,7 +48,7 @@ def test_without_a_model_the_measured_rate_counts_and_without_that_nothing() -> 
 
 
 def test_what_is_sent_arrives() -> None:
-    demand = ReplicaDemand(1.5, 2.5, 0.5, 3.0, 0.25)
+    demand = ReplicaDemand(1.5, 2.5, 0.5, 3.0, 9.0, 2.0)
     numbers = demand.to_numbers()
     assert all(type(value) is float for value in numbers.values())
     assert ReplicaDemand.from_numbers(numbers) == demand
