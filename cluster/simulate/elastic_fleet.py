@@ -116,7 +116,7 @@ class ElasticFleet(FleetSimulation):
         live = sum(member.replica.num_live for member in self._members)
         if self._arrived == len(self._requests) and not live and not self._queued:
             return
-        demands = {worker_id: self._demand(self._by_id[worker_id][1]) for worker_id in self._alive}
+        demands = {str(worker_id): self._demand(self._by_id[worker_id][1]) for worker_id in self._alive}
         queued = len(self._queued)
         ongoing = queued + sum(self._by_id[worker_id][1].replica.num_live for worker_id in self._alive)
         wanted = self._scaler.decide(now, FleetState(demands, self._target, queued, ongoing))
