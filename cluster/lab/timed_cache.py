@@ -31,6 +31,10 @@ class TimedCache:
         self.calls = 0
 
     @property
+    def hit_unit(self) -> int:
+        return self._cache.hit_unit
+
+    @property
     def present_chunks(self) -> set[ChunkHash]:
         return self._cache.present_chunks
 

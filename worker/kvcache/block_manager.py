@@ -67,6 +67,11 @@ class BlockManager:
         return self._cache is not None
 
     @property
+    def hit_unit(self) -> int:
+        """Tokens: a cached prefix is a whole number of these."""
+        return 1 if self._cache is None else self._cache.hit_unit
+
+    @property
     def capacity_tokens(self) -> int:
         return self._pool.num_blocks * self._block_size
 

@@ -78,6 +78,10 @@ class ChunkHashCache:
         self._events: list[CacheEvent] = []
 
     @property
+    def hit_unit(self) -> int:
+        return self._chunk_tokens
+
+    @property
     def present_chunks(self) -> set[ChunkHash]:
         return {chunk.key for chunk in self._chunks()}
 

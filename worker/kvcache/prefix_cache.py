@@ -37,6 +37,10 @@ class PrefixHit(NamedTuple):
 
 class PrefixCache(Protocol):
     @property
+    def hit_unit(self) -> int:
+        """Tokens: what is found of a prompt is a whole number of these."""
+
+    @property
     def present_chunks(self) -> set[ChunkHash]:
         """Chunks whose last block is cached now; what the events add up to."""
 

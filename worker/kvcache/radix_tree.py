@@ -61,6 +61,10 @@ class RadixTree:
         self._events: list[CacheEvent] = []
 
     @property
+    def hit_unit(self) -> int:
+        return 1 if self._partial else self._block_size
+
+    @property
     def present_chunks(self) -> set[ChunkHash]:
         return set(self._chunk_by_block.values())
 

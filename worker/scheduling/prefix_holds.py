@@ -66,15 +66,17 @@ class PrefixHolds:
 
     def _leader(self, seq: Sequence, prefilling: Iterable[Sequence]) -> tuple[Sequence, int] | None:
         """Who computes most of its beginning, and the tokens after which that part is there."""
-        block = self._manager.block_size
+        unit = self._manager.hit_unit
+        least = max(unit, self._manager.block_size)
         most, leader = 0, None
         for other in _worth_waiting_for(prefilling, seq.request.priority):
             shared = other.num_shared_tokens(seq)
             if shared > max(most, other.num_computed):
                 most, leader = shared, other
-        if leader is None or most < block:
+        most -= most % unit  # the rest will never be found
+        if leader is None or most < max(least, leader.num_computed + 1):
             return None
-        if most - self._manager.cached_prefix(seq.lookup, seq.request.cache_salt) < block:
+        if most - self._manager.cached_prefix(seq.lookup, seq.request.cache_salt) < least:
             return None
         return leader, most
 

@@ -257,3 +257,28 @@ def test_a_leaders_id_that_comes_again_is_another_leader() -> None:
     assert world.fake.answers[leader] == fakes.expected_answer(OTHER, 3)
     assert world.fake.answers[follower] == fakes.expected_answer([*PREFIX, 70, 71], 2)
     world.settled()
+
+
+def test_nobody_waits_for_the_part_of_a_chunk_that_a_chunk_cache_never_finds() -> None:
+    """100 equal requests once took 100 steps: each waited for the last part of the one before."""
+    world = SchedulingWorld(num_blocks=512, prefix_cache="chunk")
+    prompt = list(range(1, 40))  # four chunks of 8, and 7 more
+    requests = [world.add(prompt, max_tokens=1) for _ in range(20)]
+    world.steps()
+    assert world.running in ([requests[0]], []) and world.held == set(requests[1:])
+    world.steps()
+    assert world.held == set(), "the four chunks are there, and more will not be"
+    world.finish()
+    assert world.computed == len(prompt) + 19 * 7
+
+
+def test_a_chunk_cache_holds_until_whole_chunks_are_there() -> None:
+    world = SchedulingWorld(prefix_cache="chunk")
+    leader = slow_leader(world)
+    follower = world.add([*PREFIX, 100, 101, 102, 103, 70, 71], max_tokens=4)
+    while computed_by(world, leader) < len(PREFIX):
+        world.steps()
+        assert world.held == {follower}
+    world.steps()
+    assert world.held == set(), "the block after the second chunk is shared, too, but in no chunk"
+    world.finish()
