@@ -57,7 +57,7 @@ class LabReport:
         return ", ".join(f"{count} {verdict}" for verdict, count in counts)
 
     def to_json(self) -> dict[str, Any]:
-        """figures: of all experiments, by dotted name."""
+        """figures: of all experiments, each behind its experiment's name."""
         return {
             "model": self.model,
             "short": self.short,
@@ -67,13 +67,20 @@ class LabReport:
             "seconds": round(self.seconds, 1),
             "claims": [asdict(claim) for claim in self.claims],
             "failures": {outcome.name: outcome.failure for outcome in self.failures},
-            "figures": {name: value for found in self.findings for name, value in found.figures.items()},
+            "figures": {key: value for outcome in self.outcomes for key, value in _figures(outcome).items()},
             "experiments": {outcome.name: _experiment(outcome) for outcome in self.outcomes},
         }
 
 
 def picture_name(experiment: str, chart: str) -> str:
-    return f"{experiment}-{chart}.png"
+    return f"{experiment}-{chart.removeprefix(f'{experiment}-')}.png"
+
+
+def _figures(outcome: Outcome) -> dict[str, float | int | str | bool]:
+    if outcome.findings is None:
+        return {}
+    start = f"{outcome.name}."
+    return {start + key.removeprefix(start): value for key, value in outcome.findings.figures.items()}
 
 
 def _experiment(outcome: Outcome) -> dict[str, Any]:
