@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from cluster.lab.findings import Claim, Verdict
+from cluster.lab.lab_report import in_order
 from cluster.lab.report_markdown import claims_table
 
 ROOT = Path(__file__).parents[1]
@@ -56,7 +57,7 @@ def main(folders: list[str]) -> int:
     stored["figures"] = {name: value for name, value in sorted(stored["figures"].items()) if name in used}
     kept.write_text(json.dumps(stored, indent=1) + "\n", "utf-8")
     if reports:
-        _claims(reports[-1][1])
+        _claims([claim for _, report in reports for claim in report["claims"]])
     for name in sorted(missing):
         print(f"not in these reports: {name}", file=sys.stderr)
     return 1 if missing else 0
@@ -91,11 +92,11 @@ def _copy_pictures(text: str, folders: list[Path]) -> set[str]:
     return missing
 
 
-def _claims(report: dict[str, Any]) -> None:
-    claims = [Claim(**{**claim, "verdict": Verdict(claim["verdict"])}) for claim in report["claims"]]
+def _claims(found: list[dict[str, Any]]) -> None:
+    claims = in_order(Claim(**{**claim, "verdict": Verdict(claim["verdict"])}) for claim in found)
     path = ROOT / "README.md"
     text = path.read_text("utf-8")
-    path.write_text(CLAIMS.sub(lambda mark: f"{mark[1]}{claims_table(claims)}{mark[2]}", text), "utf-8")
+    path.write_text(CLAIMS.sub(lambda mark: f"{mark[1]}\n{claims_table(claims)}\n{mark[2]}", text), "utf-8")
 
 
 if __name__ == "__main__":

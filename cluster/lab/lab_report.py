@@ -8,6 +8,7 @@ Invariants: a failed experiment is in the report as one; claims come in the arti
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -48,7 +49,7 @@ class LabReport:
 
     @property
     def claims(self) -> tuple[Claim, ...]:
-        return tuple(sorted((c for found in self.findings for c in found.claims), key=lambda c: _place(c.section)))
+        return in_order(claim for found in self.findings for claim in found.claims)
 
     @property
     def verdicts(self) -> str:
@@ -70,6 +71,10 @@ class LabReport:
             "figures": {key: value for outcome in self.outcomes for key, value in _figures(outcome).items()},
             "experiments": {outcome.name: _experiment(outcome) for outcome in self.outcomes},
         }
+
+
+def in_order(claims: Iterable[Claim]) -> tuple[Claim, ...]:
+    return tuple(sorted(claims, key=lambda claim: _place(claim.section)))
 
 
 def picture_name(experiment: str, chart: str) -> str:

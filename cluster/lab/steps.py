@@ -16,7 +16,6 @@ from pathlib import Path
 import torch
 
 from cluster.lab.findings import Chart, Claim, Findings, LabContext, Series, Table, Verdict
-from cluster.lab.lab_engines import available_cores
 from cluster.lab.stages import BLOCK_SIZE, Contiguous, Paged, Recompute, Stage
 from worker.kernels.cpu import CpuAttention
 from worker.kernels.reference import ReferenceAttention
@@ -43,7 +42,7 @@ class _Scale:
     requests: int = 3
 
 
-_FULL = _Scale(prefix=64, own=8, answer=12, growth=48)
+_FULL = _Scale(prefix=64, own=8, answer=10, growth=40)
 _SHORT = _Scale(prefix=32, own=4, answer=4, growth=8)
 
 
@@ -66,7 +65,7 @@ class StageRun:
 def run(context: LabContext) -> Findings:
     scale = _SHORT if context.short else _FULL
     context.progress("loading the model", 0.0)
-    threads = context.threads or available_cores()
+    threads = context.threads or 1  # more would wait for each other where others work, and measure that
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
@@ -79,7 +78,7 @@ def run(context: LabContext) -> Findings:
     return Findings(
         experiment="steps",
         title="one stage after the other",
-        summary=_summary(scale, missing),
+        summary=_summary(scale, missing, threads),
         claims=(_quadratic(alone, scale), *_claims(runs)),
         tables=(_table(runs),),
         charts=(_computed_chart(alone), _time_chart(alone), _stage_chart(runs)),
@@ -163,11 +162,12 @@ def _timed(stage: Stage, prompts: Sequence[Sequence[int]], answer: int) -> Stage
     return run
 
 
-def _summary(scale: _Scale, missing: str) -> str:
+def _summary(scale: _Scale, missing: str, threads: int) -> str:
     text = (
-        f"{scale.requests} requests, one after the other, with {scale.prefix} tokens in common, {scale.own} of their "
-        "own and "
-        f"{scale.answer} to generate, at each stage of the article's learning order; all in fp32 with the same weights."
+        f"{scale.requests} requests, one after the other, with {scale.prefix} tokens in common, {scale.own} of "
+        f"their own and {scale.answer} to generate, at each stage of the article's learning order; all in fp32 with "
+        "the same "
+        f"weights. Threads: {threads}."
     )
     return f"{text} The native stages are left out: {missing}." if missing else text
 
