@@ -21,6 +21,8 @@ TORCH_TESTS = tuple(
         "benchmarks",
         "cluster/lab/test_lab_attention.py",
         "cluster/lab/test_lab_short_forms.py",
+        "cluster/lab/test_short_runs.py",
+        "cluster/lab/test_stages.py",
         "cluster/test_demo_model.py",
         "cluster/test_model_errors.py",
         "cluster/test_offline.py",

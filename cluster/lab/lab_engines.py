@@ -52,11 +52,16 @@ class ModelEngines:
             cache=cache,
             max_model_len=min(tokens, shape.model_limit),
         )
-        self.runner: Runner = ModelRunner(config, context.model_dir)
+        self.runner = ModelRunner(config, context.model_dir)
 
     @property
     def facts(self) -> ModelFacts:
         return self.runner.facts
+
+    @property
+    def pool_bytes(self) -> int:
+        """Of the pool's tensor."""
+        return self.runner.pool.tensor.nbytes
 
     def engine(self, make_manager: MakeManager = build_manager, **options: Any) -> DrivenEngine:
         return _engine(self.runner, make_manager, self._block_size, options)

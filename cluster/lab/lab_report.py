@@ -8,6 +8,7 @@ Invariants: a failed experiment is in the report as one; claims come in the arti
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -48,7 +49,7 @@ class LabReport:
 
     @property
     def claims(self) -> tuple[Claim, ...]:
-        return tuple(sorted((c for found in self.findings for c in found.claims), key=lambda c: _place(c.section)))
+        return in_order(claim for found in self.findings for claim in found.claims)
 
     @property
     def verdicts(self) -> str:
@@ -57,7 +58,7 @@ class LabReport:
         return ", ".join(f"{count} {verdict}" for verdict, count in counts)
 
     def to_json(self) -> dict[str, Any]:
-        """figures: of all experiments, by dotted name."""
+        """figures: of all experiments, each behind its experiment's name."""
         return {
             "model": self.model,
             "short": self.short,
@@ -67,13 +68,24 @@ class LabReport:
             "seconds": round(self.seconds, 1),
             "claims": [asdict(claim) for claim in self.claims],
             "failures": {outcome.name: outcome.failure for outcome in self.failures},
-            "figures": {name: value for found in self.findings for name, value in found.figures.items()},
+            "figures": {key: value for outcome in self.outcomes for key, value in _figures(outcome).items()},
             "experiments": {outcome.name: _experiment(outcome) for outcome in self.outcomes},
         }
 
 
+def in_order(claims: Iterable[Claim]) -> tuple[Claim, ...]:
+    return tuple(sorted(claims, key=lambda claim: _place(claim.section)))
+
+
 def picture_name(experiment: str, chart: str) -> str:
-    return f"{experiment}-{chart}.png"
+    return f"{experiment}-{chart.removeprefix(f'{experiment}-')}.png"
+
+
+def _figures(outcome: Outcome) -> dict[str, float | int | str | bool]:
+    if outcome.findings is None:
+        return {}
+    start = f"{outcome.name}."
+    return {start + key.removeprefix(start): value for key, value in outcome.findings.figures.items()}
 
 
 def _experiment(outcome: Outcome) -> dict[str, Any]:

@@ -80,6 +80,8 @@ def run_experiments(entries: dict[str, Entry], context: LabContext, console: Con
             outcomes.append(run_one(name, entry, context, report))
             progress.update(bar, description="failed" if outcomes[-1].failure else "done", completed=1.0)
             progress.stop_task(bar)
+            if not console.is_terminal:  # where no bars are seen
+                console.print(f"{name}: {outcomes[-1].seconds:.0f} s", highlight=False)
     return tuple(outcomes)
 
 

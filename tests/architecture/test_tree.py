@@ -71,7 +71,8 @@ LIBRARY_HOMES = {
     r"|router/serve_dispatcher\.py|worker/deployment\.py",
     "torch": r"worker/(model_runner|sampler)\.py|worker/(models|kernels|sampling)/.*|worker/kvcache/kv_pool\.py"
     r"|worker/grammar/(logits_mask|mask_worker)\.py|cluster/doctor/(torch_build|attention)\.py"
-    r"|cluster/lab/(attention_case|block_sizes|gathered_attention|kernels|kv_layouts|torch_traffic)\.py",
+    r"|cluster/lab/(attention_case|block_sizes|gathered_attention|kernels|kv_layouts|torch_traffic)\.py"
+    r"|cluster/lab/(arithmetic|copied_cache|process_pitfalls|stage_attention|stages|steps)\.py",
     "llguidance": r"worker/grammar/.*",
     "triton": r"worker/kernels/triton/.*",
     "transformers": r"worker/models/.*|cluster/tokenizer\.py",

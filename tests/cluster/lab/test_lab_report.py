@@ -37,7 +37,7 @@ def a_report() -> LabReport:
         claims=(claim("2.10"), claim("5.4b", Verdict.DEPENDS), claim("5.4a"), claim("1.2, 9.9")),
         tables=(Table("a table", ("a", "b"), (("1", "x|y"),), "a note"),),
         charts=(chart("lines"), chart("steps", "step"), chart("logs", log_x=True)),
-        figures={"late.a": 1.5, "late.b": 2},
+        figures={"late.a": 1.5, "b": 2},
         text="drawn </pre> ``` text",
     )
     bars = chart("bars", "bar", x_ticks=("p", "q", "r"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import sys
 import types
@@ -37,6 +38,11 @@ def quiet() -> Console:
     return Console(stderr=True, quiet=True)
 
 
+@pytest.mark.parametrize("name", EXPERIMENTS)
+def test_every_experiment_has_its_module(name: str) -> None:
+    assert importlib.util.find_spec(EXPERIMENTS[name].module) is not None
+
+
 def test_a_failed_experiment_loses_nobody_elses_findings(module: types.ModuleType) -> None:
     entries = {"a": Entry(MODULE, ""), "b": Entry("lab_run_no_such_module", ""), "c": Entry(MODULE, "")}
     outcomes = run_experiments(entries, LabContext(Path("x"), seed=7), quiet())
@@ -62,7 +68,7 @@ def test_the_command_writes_the_report_and_ends_with_1_after_a_failure(
     wire = json.loads(done.stdout)
     assert wire == json.loads((tmp_path / "out" / "deep" / "report.json").read_text())
     assert list(wire["experiments"]) == list(EXPERIMENTS)
-    assert wire["short"] and wire["model"] == "model" and wire["figures"]["good.seed"] == 3
+    assert wire["short"] and wire["model"] == "model" and wire["figures"]["steps.good.seed"] == 3
 
     monkeypatch.setitem(EXPERIMENTS, "steps", Entry("lab_run_no_such_module", ""))
     done = CliRunner().invoke(app, ["lab", "all", *options])
