@@ -30,6 +30,8 @@ def serve_flags(drain_s: float, notice_s: float = _NOTICE_S) -> dict[str, str]:
         # 0.1 s by default: too short for a replica on a busy machine, which would look dead.
         "RAY_SERVE_QUEUE_LENGTH_RESPONSE_DEADLINE_S": "2.0",
         "RAY_SERVE_MAX_QUEUE_LENGTH_RESPONSE_DEADLINE_S": "5.0",
+        # 5 s by default: too short for HAProxy to start on a busy machine; Serve would kill it, and `serve.start` fail.
+        "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "30",
         # Serve's controller looks round 10 times a second by default, for 5 % of a core without any request, and every
         # process exports its metrics as often. So a dead replica is replaced 0.4 s later; routers hear of it at once.
         "RAY_SERVE_CONTROL_LOOP_INTERVAL_S": "0.5",
@@ -63,7 +65,7 @@ def ray_environment(scratch: Path, drain_s: float, *, coldest_victim: bool = Fal
     if coldest_victim:
         env["RAY_SERVE_CONTROLLER_CALLBACK_IMPORT_PATH"] = "cluster.coldest_victim.install"
     if sys.platform == "linux":
-        metrics, stats = free_ports(2)
+        metrics, stats, http, grpc = free_ports(4)
         env |= {
             "RAY_SERVE_ENABLE_HA_PROXY": "1",
             "RAY_SERVE_HAPROXY_NBTHREAD": "1",
@@ -74,6 +76,9 @@ def ray_environment(scratch: Path, drain_s: float, *, coldest_victim: bool = Fal
             "RAY_SERVE_HAPROXY_SERVER_STATE_FILE": str(scratch / "server-state"),
             "RAY_SERVE_HAPROXY_METRICS_PORT": str(metrics),
             "RAY_SERVE_HAPROXY_STATS_PORT": str(stats),
+            # Where HAProxy sends requests while there is no front door: two clusters would share the usual ports.
+            "RAY_SERVE_FALLBACK_PROXY_HTTP_PORT": str(http),
+            "RAY_SERVE_FALLBACK_PROXY_GRPC_PORT": str(grpc),
         }
     return env
 
