@@ -26,6 +26,7 @@ TORCH_TESTS = tuple(
         "cluster/test_demo_model.py",
         "cluster/test_model_errors.py",
         "cluster/test_offline.py",
+        "drills",
         "integration",
         "worker/grammar/test_masks.py",
         "worker/kernels",

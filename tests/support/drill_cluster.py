@@ -7,15 +7,15 @@ All processes belong to one keeper, ports and folders are private.
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import tempfile
-import time
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 from process_keeper import Kept
-from ray_nodes import drill_environment, head_command
+from ray_nodes import drill_environment, head_command, start_ray
 from serve_operator import ServeOperator
 
 from cluster.config import ClusterConfig
@@ -25,7 +25,6 @@ from cluster.ray_environment import free_ports
 _ADDRESS = "127.0.0.2"  # Ray would rewrite 127.0.0.1 to an address that others can reach
 _HEAD_ID = "fffffffffffffffffffffffffffffffffffffffffffffffffff00000"
 _PROVIDER = "ray.autoscaler._private.fake_multi_node.node_provider.FakeMultiNodeProvider"
-_START_TIMEOUT_S = 90.0
 
 
 class DrillCluster:
@@ -100,7 +99,8 @@ class DrillCluster:
             if kept is not None:
                 kept.close() if isinstance(kept, ServeOperator) else kept.kill()
         self._redis.stop()
-        shutil.rmtree(self.folder, ignore_errors=True)
+        if "KVRAY_KEEP_DRILL" not in os.environ:
+            shutil.rmtree(self.folder, ignore_errors=True)
 
     def __enter__(self) -> DrillCluster:
         return self.start()
@@ -118,7 +118,6 @@ class DrillCluster:
 
     def _start_head(self, gcs_port: int, client_port: int) -> None:
         more = [f"--num-cpus={self._head_cpus}", "--num-gpus=0", f"--ray-client-server-port={client_port}"]
-        more += ["--min-worker-port=0", "--max-worker-port=0"]
         env = self._env
         if self._gpu_nodes:
             autoscaling = self.folder / "autoscaling.json"
@@ -131,16 +130,17 @@ class DrillCluster:
                 "RAY_CLOUD_INSTANCE_ID": _HEAD_ID,
                 "RAY_OVERRIDE_NODE_ID_FOR_TESTING": _HEAD_ID,
             }
+        else:
+            more.append("--no-monitor")
         command = head_command(_ADDRESS, gcs_port, str(self.folder / "ray"), *more)
-        self._head = Kept(command, log=self.folder / "head.log", env=env)
-        wait_for_head(self._head)
+        self._head = start_ray(lambda: Kept(command, log=self.folder / "head.log", env=env))
 
     def _autoscaling(self, gcs: str) -> dict[str, Any]:
         """An external provider gets no defaults, so every section that the monitor reads is here."""
         gpu = {"CPU": 1, "GPU": 1, "object_store_memory": 100 * 2**20}
-        lists = ("cluster_synced_files", "rsync_exclude", "rsync_filter", "initialization_commands", "setup_commands")
-        lists += ("head_setup_commands", "head_start_ray_commands")
-        lists += ("worker_setup_commands", "worker_start_ray_commands")
+        lists = ["cluster_synced_files", "rsync_exclude", "rsync_filter", "initialization_commands", "setup_commands"]
+        lists += ["head_setup_commands", "head_start_ray_commands"]
+        lists += ["worker_setup_commands", "worker_start_ray_commands"]
         return {
             "cluster_name": "drill",
             "max_workers": self._gpu_nodes,
@@ -164,12 +164,3 @@ class DrillCluster:
             "file_mounts_sync_continuously": False,
             **{name: [] for name in lists},
         }
-
-
-def wait_for_head(head: Kept, timeout_s: float = _START_TIMEOUT_S) -> None:
-    """Until it is up, a driver would wait for minutes in vain."""
-    deadline = time.monotonic() + timeout_s
-    while "Ray runtime started" not in head.said():
-        late = time.monotonic() > deadline
-        assert not late and head.processes(), f"no Ray head:\n{head.said()[-4000:]}"
-        time.sleep(0.2)

@@ -10,22 +10,25 @@ from outside.
 
 from __future__ import annotations
 
+import os
 import shutil
+import signal
 import tempfile
 import time
 from pathlib import Path
 from types import TracebackType
 
-from drill_cluster import wait_for_head
 from network_hosts import HostNetwork, NetworkHost
 from process_keeper import Kept
-from ray_nodes import drill_environment, head_command, node_command
+from process_tree import command_of
+from ray_nodes import drill_environment, head_command, node_command, start_ray
 from serve_operator import Seen, ServeOperator
 
 from cluster.config import ClusterConfig
 from cluster.index.private_server import find_server
 
 _GCS_PORT, _REDIS_PORT = 6379, 6380
+_NO_REPLICAS = ("--num-cpus=0", "--num-gpus=0")
 _NODES_WAIT_FOR_THE_HEAD_S = "600"  # as KubeRay has it; Ray's own default is 60 s
 
 
@@ -33,11 +36,12 @@ class NetworkCluster:
     """`config` is completed with Redis and a listening address; its ports are the same on every host."""
 
     def __init__(self, config: ClusterConfig, *, nodes: int) -> None:
-        self.folder = Path(tempfile.mkdtemp(prefix="kvn-"))  # short: Ray keeps sockets in it
+        self.folder = Path(tempfile.mkdtemp(prefix="kvn-"))  # short: Ray and HAProxy keep sockets in it
         self._config = config
         self._nodes = nodes
         self._kept: list[Kept] = []
         self._head: Kept | None = None
+        self._heads = 0
         self._operator: ServeOperator | None = None
 
     @property
@@ -78,14 +82,15 @@ class NetworkCluster:
         return self
 
     def start_head(self) -> None:
-        """The first time, or again after `kill_head`: with the same address and the state that Redis holds."""
+        """The first time, or again after `kill_head`: an empty disk, the same address, the state that Redis holds."""
         host = self.network.hosts[0]
         redis = f"{self.network.switch.address}:{_REDIS_PORT}"
         env = self._env(host) | {"RAY_REDIS_ADDRESS": redis, "RAY_external_storage_namespace": "drill"}
-        (host.folder / "head.log").unlink(missing_ok=True)
-        command = head_command(host.address, _GCS_PORT, str(host.folder / "ray"), "--num-cpus=0", "--num-gpus=0")
-        self._head = host.keep(command, log="head.log", env=env)
-        wait_for_head(self._head)
+        self._heads += 1
+        command = head_command(
+            host.address, _GCS_PORT, str(host.folder / f"r{self._heads}"), *_NO_REPLICAS, "--no-monitor"
+        )
+        self._head = start_ray(lambda: host.keep(command, log="head.log", env=env))
 
     def kill_head(self) -> list[int]:
         """All processes of the head at once; returns which they were."""
@@ -93,6 +98,13 @@ class NetworkCluster:
         processes = self._head.processes()
         self._head.kill()
         return processes
+
+    def kill_a_worker(self) -> int:
+        """The process of one worker replica, on whichever node; returns its id."""
+        processes = [pid for kept in self._kept for pid in kept.processes()]
+        victim = next(pid for pid in processes if command_of(pid).startswith("ray::ServeReplica:kvray:LLMWorker"))
+        os.kill(victim, signal.SIGKILL)
+        return victim
 
     def connect(self) -> None:
         """A driver on the first node, in place of one there may have been."""
@@ -126,7 +138,8 @@ class NetworkCluster:
             kept.kill()
         if hasattr(self, "network"):
             self.network.close()
-        shutil.rmtree(self.folder, ignore_errors=True)
+        if "KVRAY_KEEP_DRILL" not in os.environ:
+            shutil.rmtree(self.folder, ignore_errors=True)
 
     def __enter__(self) -> NetworkCluster:
         return self.start()
@@ -145,7 +158,7 @@ class NetworkCluster:
 
     def _env(self, host: NetworkHost) -> dict[str, str]:
         more = {"RAY_gcs_rpc_server_reconnect_timeout_s": _NODES_WAIT_FOR_THE_HEAD_S}
-        return drill_environment(host.folder / "haproxy", self._config.serve.drain_s, **more)
+        return drill_environment(host.folder / "p", self._config.serve.drain_s, **more)
 
     def _start_redis(self) -> Kept:
         network = ("--bind", self.network.switch.address, "--port", str(_REDIS_PORT), "--protected-mode", "no")
@@ -157,4 +170,4 @@ class NetworkCluster:
     def _start_node(self, host: NetworkHost) -> None:
         gcs = f"{self.network.hosts[0].address}:{_GCS_PORT}"
         command = node_command(gcs, host.address, str(host.folder / "ray"), "--num-cpus=2", "--num-gpus=0")
-        self._kept.append(host.keep(command, log="node.log", env=self._env(host)))
+        self._kept.append(start_ray(lambda: host.keep(command, log="node.log", env=self._env(host))))

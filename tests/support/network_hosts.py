@@ -93,7 +93,7 @@ class HostNetwork:
         return member
 
     def _join(self, number: int, folder: Path) -> NetworkHost:
-        host = self._member(number, folder / f"host{number}")
+        host = self._member(number, folder / f"h{number}")
         port = f"port{number}"
         peer = ("peer", "name", "eth0", "netns", str(host.pid))
         self.switch.run("ip", "link", "add", port, "type", "veth", *peer)
