@@ -25,7 +25,7 @@ from cluster.lab.memory_counts import (
 )
 from cluster.lab.memory_speed import SpeedRun, measure_speed
 from cluster.lab.mixed_requests import mixed_requests
-from worker.kv_sizing import format_bytes
+from cluster.core.byte_size import format_bytes
 
 
 @dataclass(frozen=True, slots=True)
