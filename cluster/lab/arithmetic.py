@@ -12,10 +12,10 @@ from typing import Any
 import torch
 
 from cluster.config import CacheConfig
+from cluster.core.byte_size import format_bytes
 from cluster.lab.findings import Claim, Findings, LabContext, Table, Verdict
 from cluster.memory_plan import MemoryPlan, Weights, kv_bytes_per_token, plan_memory
 from cluster.model_shape import ModelShape, read_shape
-from cluster.core.byte_size import format_bytes
 from worker.kvcache.kv_pool import KvGeometry, KvPool
 
 # An 8-head GQA decoder of 7 billion parameters: the sizes of Mistral 7B.

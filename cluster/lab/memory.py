@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from cluster.core.byte_size import format_bytes
 from cluster.lab.findings import Findings, LabContext, Table
 from cluster.lab.lab_engines import ModelEngines
 from cluster.lab.memory_charts import memory_charts
@@ -25,7 +26,6 @@ from cluster.lab.memory_counts import (
 )
 from cluster.lab.memory_speed import SpeedRun, measure_speed
 from cluster.lab.mixed_requests import mixed_requests
-from cluster.core.byte_size import format_bytes
 
 
 @dataclass(frozen=True, slots=True)

@@ -64,7 +64,7 @@ def test_only_needed_files_come_and_a_second_call_fetches_nothing(hub: Hub, capl
     caplog.clear()
     heard.clear()
     assert resolve_model("owner/name", lambda phase, share: heard.append((phase, share))) == path
-    assert len(hub.sent) == len(NEEDED) and caplog.messages == heard == []
+    assert len(hub.sent) == len(NEEDED) and not caplog.messages and not heard
 
 
 def test_config_and_tokenizer_without_weights(hub: Hub) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from cluster.core.replica import ReplicaLoad, WorkerId
@@ -67,7 +69,7 @@ def test_the_snapshot_comes_first() -> None:
 
 
 def test_a_fleet_that_starts_on_demand_is_ready_without_replicas() -> None:
-    facts = {"index": FollowerState.FOLLOWING, "loads": {}, "offered": None, "lost": ()}
-    assert judge(snapshot_in=True, starts_replicas=True, **facts).ready  # type: ignore[arg-type]
-    assert not judge(snapshot_in=True, starts_replicas=False, **facts).ready  # type: ignore[arg-type]
-    assert not judge(snapshot_in=False, starts_replicas=True, **facts).ready  # type: ignore[arg-type]
+    facts: dict[str, Any] = {"index": FollowerState.FOLLOWING, "loads": {}, "offered": None, "lost": ()}
+    assert judge(snapshot_in=True, starts_replicas=True, **facts).ready
+    assert not judge(snapshot_in=True, starts_replicas=False, **facts).ready
+    assert not judge(snapshot_in=False, starts_replicas=True, **facts).ready

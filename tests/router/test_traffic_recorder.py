@@ -115,7 +115,7 @@ class RecordingServer(pb_grpc.CacheServicer):
         self.recorder = TrafficRecorder(2)
         nothing: Any = None
         self._api = GrpcApi(
-            nothing, nothing, ["demo"], explainer=nothing, recorder=self.recorder, watch_interval_s=0.01
+            nothing, nothing, ["demo"], explainer=nothing, router_id="r", recorder=self.recorder, watch_interval_s=0.01
         )
 
     async def Record(self, request: Any, context: Any) -> AsyncIterator[Any]:

@@ -33,9 +33,11 @@ def test_a_queue_is_computed_within_the_target_by_at_most_twice_as_many() -> Non
     """The work alone needs 2; a burst is there, of which they have done 2 s when it is looked at."""
     wanted = {}
     for burst_s in (3.5, 20.0):
-        world = ScalingWorld(
-            lambda t, burst_s=burst_s: 1.0 + burst_s * (t == 60), replicas=2, ttft_target_s=5.0, up_delay_s=0.0
-        )
+
+        def rate(t: float, burst_s: float = burst_s) -> float:
+            return 1.0 + burst_s * (t == 60)
+
+        world = ScalingWorld(rate, replicas=2, ttft_target_s=5.0, up_delay_s=0.0)
         wanted[burst_s] = world.run(60).target
     assert wanted == {3.5: 2, 20.0: 4}
 
@@ -179,7 +181,8 @@ def test_a_request_that_nobody_takes_brings_the_first_replica_at_once() -> None:
     world.run(899)
     assert world.target == 0
     world.tick()
-    assert world.target == 1 and not world.running
+    brought: int = world.target
+    assert brought == 1 and not world.running
     world.run(59)
     assert world.target == 1 and world.running == 0
     world.run(3)

@@ -42,7 +42,8 @@ def test_first_fit_leaves_holes_that_are_enough_only_together() -> None:
 
 
 def test_the_arena_keeps_its_sum_whatever_comes_and_goes() -> None:
-    rng, arena, held = random.Random(1), ContiguousArena(500), {}
+    rng, arena = random.Random(1), ContiguousArena(500)
+    held: dict[int, int] = {}
     for _ in range(2000):
         length = rng.randint(1, 60)
         start = arena.take(length)

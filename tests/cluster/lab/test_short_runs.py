@@ -49,7 +49,7 @@ def test_memory_bytes_of_the_tensor_are_those_of_the_account(tiny_llama_dir: Pat
     assert figures["memory.tensor_bytes"] == figures["memory.account_bytes"]
     assert verdicts(findings)["The pool's tensor is blocks times bytes per block"] is Verdict.CONFIRMED
     peaks = [figures[f"memory.{policy}.peak_mib"] for policy in ("paged", "reserve_own", "reserve_max")]
-    assert peaks == sorted(peaks) and peaks[0] < peaks[-1]  # type: ignore[type-var, operator]
+    assert peaks == sorted(peaks) and peaks[0] < peaks[-1]  # type: ignore[operator]
     assert figures["memory.grow.copied_bytes"] > 0  # type: ignore[operator]
     assert all(figures[f"memory.{policy}.tokens_per_s"] > 0 for policy in ("paged", "grow"))  # type: ignore[operator]
     assert {chart.name for chart in findings.charts} == {"allocated", "one-request", "at-once", "peaks", "speed"}
