@@ -182,12 +182,9 @@ def _curves(run: MemoryRun) -> Claim:
         section="4.4",
         claim="nvidia-smi shows a saw-tooth for contiguous memory and a smooth rise for paged memory",
         expected="two shapes",
-        measured=f"three: one long request that grows by copy jumps by {run.mib(jumps[GROW_DOUBLE])} MiB within a "
-        "step; blocks in use "
-        "never by "
-        f"more than {run.mib(jumps[PAGED])}; but a real pool is one allocation of {run.tensor_bytes / 2**20:.1f} MiB "
-        "that "
-        "never changes, so nvidia-smi is flat: look at blocks in use instead",
+        measured=f"three: one long request that grows by copy needs {run.mib(jumps[GROW_DOUBLE])} MiB more within "
+        f"a step than after it, blocks in use {run.mib(jumps[PAGED])} MiB more; but a real pool is one allocation of "
+        f"{run.tensor_bytes / 2**20:.1f} MiB that never changes, so nvidia-smi is flat: look at blocks in use instead",
         verdict=Verdict.DEPENDS if jumps[GROW_DOUBLE] > jumps[PAGED] else Verdict.NOT_CONFIRMED,
     )
 
