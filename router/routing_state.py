@@ -267,12 +267,11 @@ class RoutingState:
             work = self.work.look(worker_id, 0, self.clock())
             return Candidate(worker_id, 0, own.tokens, 0.0, own.requests, lost, work, requests=own.requests)
         tokens, requests = self.ledger.load(worker_id, view.epoch)
-        speed = self._speeds.of(worker_id)
         overlap = chunks * self.chunk_tokens if chunks and self._has_affinity(view.known) else 0
         if overlap >= hint.prompt_tokens:
             overlap = hint.prompt_tokens - 1  # one token is always computed
         now = self.clock()
-        pace = self.work.pace(worker_id, now)
+        speed, pace = self._speeds.of(worker_id, now), self.work.pace(worker_id, now)
         return Candidate(
             worker_id,
             overlap,
@@ -311,7 +310,7 @@ class RoutingState:
         view = self._views.get(worker_id)
         if view is None or view.known is not known:
             load = known.load
-            self._speeds.tell(worker_id, load.prefill_tokens_per_s, _step_time(load.step_time_model))
+            self._speeds.tell(worker_id, load.prefill_tokens_per_s, _step_time(load.step_time_model), self.clock())
             view = self._views[worker_id] = _View(
                 known=known,
                 epoch=self._lives.epoch(worker_id, known),
