@@ -146,7 +146,7 @@ class AutoscalingConfig(_Part):
     min_replicas: int = Field(1, ge=0)
     max_replicas: int = Field(ge=1)
     ttft_target_s: float = Field(2.0, gt=0, le=3600)
-    utilisation: float = Field(0.65, ge=0.05, le=0.95)
+    utilisation: float = Field(0.5, ge=0.05, le=0.95)
     memory_use: float = Field(0.8, ge=0.05, le=1)
     look_back_s: float = Field(150.0, ge=5, le=3600)
     up_delay_s: float = Field(10.0, ge=0, le=3600)

@@ -16,7 +16,14 @@ from cluster.core.replica_demand import ReplicaDemand
 
 DEPLOYMENT = DeploymentID(name="LLMWorker", app_name="kvray")
 CONFIG = AutoscalingConfig(
-    min_replicas=0, max_replicas=9, look_back_s=5, up_delay_s=0, down_delay_s=10, to_zero_delay_s=20, start_s=0
+    utilisation=0.65,
+    min_replicas=0,
+    max_replicas=9,
+    look_back_s=5,
+    up_delay_s=0,
+    down_delay_s=10,
+    to_zero_delay_s=20,
+    start_s=0,
 )
 
 

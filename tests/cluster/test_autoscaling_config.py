@@ -51,7 +51,7 @@ def test_the_first_number_of_replicas_must_be_within_the_bounds(replicas: int) -
 
 def test_replicas_that_go_must_be_able_to_finish() -> None:
     with pytest.raises(ValidationError, match="drain_s"):
-        ClusterConfig(autoscaling=AutoscalingConfig(max_replicas=8))
+        ClusterConfig(serve=ServeConfig(drain_s=0), autoscaling=AutoscalingConfig(max_replicas=8))
 
 
 def test_it_survives_the_way_to_other_processes() -> None:
@@ -70,7 +70,7 @@ def test_the_application_scales_its_workers_and_nothing_else() -> None:
     scaling = workers._deployment_config.autoscaling_config
     assert scaling.policy.policy_function == POLICY_PATH
     assert (scaling.min_replicas, scaling.initial_replicas, scaling.max_replicas) == (1, 2, 8)
-    assert workers._deployment_config.graceful_shutdown_timeout_s == 30.0
+    assert workers._deployment_config.graceful_shutdown_timeout_s == config().serve.stop_limit_s
     assert front_door._deployment_config.autoscaling_config is None
 
 

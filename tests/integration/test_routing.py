@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -105,35 +106,52 @@ def test_every_request_can_say_why_it_was_not_reused(cluster: Any, demo_model_di
     assert "otters" not in str([dry, told, salted, totals, header, streamed])
 
 
+def until_shared(shared: Callable[[int], bool]) -> None:
+    """On a busy machine one of two equal replicas may be measured as the slower one, and is for some half-lives of that
+    news (router.fleet_speed). Then it must be tried again."""
+    assert any(shared(attempt) for attempt in range(12)), "one replica idles for good"
+
+
 def test_two_streams_on_two_replicas_both_progress(cluster: Any) -> None:
     """Tokens of both arrive interleaved in time, from different replicas."""
-    arrivals: dict[str, list[float]] = {"a": [], "b": []}
-    replicas: dict[str, str] = {}
 
-    def stream(name: str) -> None:
-        for chunk in cluster.stub().Generate(request(f"Stream {name} tells a long tale of {name}:", 40), timeout=120):
-            arrivals[name].append(time.monotonic())
-            replicas[name] = chunk.replica
+    def shared(attempt: int) -> bool:
+        time.sleep(8.0 * bool(attempt))
+        arrivals: dict[str, list[float]] = {"a": [], "b": []}
+        replicas: dict[str, str] = {}
 
-    with ThreadPoolExecutor(2) as pool:
-        list(pool.map(stream, arrivals))
-    assert replicas["a"] != replicas["b"]
-    assert max(arrivals["a"][0], arrivals["b"][0]) < min(arrivals["a"][-1], arrivals["b"][-1])
+        def stream(name: str) -> None:
+            prompt = f"Stream {name} tells a long tale of {name} {attempt}:"
+            for chunk in cluster.stub().Generate(request(prompt, 40), timeout=120):
+                arrivals[name].append(time.monotonic())
+                replicas[name] = chunk.replica
+
+        with ThreadPoolExecutor(2) as pool:
+            list(pool.map(stream, arrivals))
+        assert max(arrivals["a"][0], arrivals["b"][0]) < min(arrivals["a"][-1], arrivals["b"][-1])
+        return replicas["a"] != replicas["b"]
+
+    until_shared(shared)
 
 
 def test_64_concurrent_requests_all_finish(cluster: Any) -> None:
     stub = cluster.stub()
 
-    def one(number: int) -> pb.GenerateResponse:
-        prompt = f"Request number {number} asks for a word about {number * number}."
-        return stub.GenerateOnce(request(prompt, 6), timeout=240)
+    def shared(attempt: int) -> bool:
+        time.sleep(8.0 * bool(attempt))
 
-    with ThreadPoolExecutor(64) as pool:
-        replies = list(pool.map(one, range(64)))
-    assert all(reply.token_ids for reply in replies)
-    shares = Counter(reply.replica for reply in replies)
-    assert len(shares) == 2 and max(shares.values()) <= 48
-    cluster.settled()
+        def one(number: int) -> pb.GenerateResponse:
+            prompt = f"Request number {number} of round {attempt} asks for a word about {number * number}."
+            return stub.GenerateOnce(request(prompt, 6), timeout=240)
+
+        with ThreadPoolExecutor(64) as pool:
+            replies = list(pool.map(one, range(64)))
+        assert all(reply.token_ids for reply in replies)
+        shares = Counter(reply.replica for reply in replies)
+        cluster.settled()
+        return len(shares) == 2 and max(shares.values()) <= 48
+
+    until_shared(shared)
 
 
 def test_same_seed_same_answer_on_any_replica(cluster: Any) -> None:
