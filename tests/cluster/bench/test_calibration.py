@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
 import random
 from pathlib import Path
 
@@ -84,6 +85,7 @@ def test_too_few_shapes_are_said_so() -> None:
 
 @pytest.mark.model
 @pytest.mark.torch
+@pytest.mark.skipif("KVRAY_LONG" not in os.environ, reason="times the real model: make test-long")
 def test_a_short_calibration_of_the_real_model_can_be_simulated_with(demo_model_dir: Path, tmp_path: Path) -> None:
     from cluster.bench.calibrate_command import run_calibrate
     from cluster.config import CacheConfig, EngineConfig
