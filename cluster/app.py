@@ -30,8 +30,7 @@ HEALTH_TIMEOUT_S = 10.0
 
 def build_app(config: ClusterConfig) -> Application:
     """`config.index.redis_url` must be set."""
-    # Without the counts: what a replica is given is part of its version, and a change of it replaces all replicas.
-    dumped = config.model_dump(exclude={"serve": {"replicas"}, "router": {"replicas"}})
+    dumped = config.as_told_to_replicas().model_dump()
     state_name = f"{config.serve.name}/LLMWorker"
     engine, placement = config.engine, config.serve
     replicas: dict[str, Any] = {"num_replicas": placement.replicas}
