@@ -40,7 +40,7 @@ test-unit: install  ## the pure code only, in seconds
 	$(BIN)/python -m pytest -q -m "not cluster and not model and not redis and not torch" $(PURE_TESTS) $(ARGS)
 
 test-long: install  ## the long forms: all 64 tokens of the parity runs, many more random drives, the drills of docs/drills
-	KVRAY_LONG=1 $(BIN)/python -m pytest -q tests/integration/test_parity.py tests/worker/test_engine_random.py tests/worker/test_scheduling_random.py tests/worker/test_pressure.py tests/cluster/simulate/test_queue_order_on_traces.py tests/worker/kvcache/test_kv_driver.py tests/integration/test_simulator_reality.py tests/cluster/bench/test_calibration.py tests/k8s/test_node_drain.py tests/drills tests/drills/ray_up_onprem.py $(ARGS)
+	KVRAY_LONG=1 $(BIN)/python -m pytest -q tests/integration/test_parity.py tests/worker/test_engine_random.py tests/worker/test_scheduling_random.py tests/worker/test_pressure.py tests/cluster/simulate/test_queue_order_on_traces.py tests/worker/kvcache/test_kv_driver.py tests/integration/test_simulator_reality.py tests/integration/test_two_front_doors.py tests/cluster/bench/test_calibration.py tests/k8s/test_node_drain.py tests/drills tests/drills/ray_up_onprem.py $(ARGS)
 
 bench: install  ## micro benchmarks; results belong in benchmarks/RESULTS.md
 	$(BIN)/python -m benchmarks.bench_kvcache $(ARGS)

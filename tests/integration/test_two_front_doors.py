@@ -6,6 +6,7 @@ every answer is one of theirs, whole. Named after its cluster, which both tests 
 
 from __future__ import annotations
 
+import os
 import shutil
 import time
 from collections import Counter
@@ -82,6 +83,7 @@ def test_requests_of_one_channel_are_shared_out(two_doors: DrillCluster, at_once
     assert min(shares.values()) >= 0.35 * REQUESTS, shares
 
 
+@pytest.mark.skipif("KVRAY_LONG" not in os.environ, reason="long: make test-long")
 def test_an_update_under_load(two_doors: DrillCluster, old_model: Path, new_model: Path) -> None:
     answers = {"old": answers_of(old_model), "new": answers_of(new_model)}
     assert not set(answers["old"].values()) & set(answers["new"].values())
