@@ -27,20 +27,9 @@ journal = typer.Typer(help="Record what happens to the KV blocks, and compare re
 lab.add_typer(journal, name="journal")
 
 
-@lab.command(name="all")
-def run_all(
-    model: Model = "demo",
-    out: Out = None,
-    short: Short = False,
-    threads: Threads = None,
-    seed: Seed = 0,
-    json: Json = False,
-) -> None:
-    """Run every experiment (up to ten minutes) and write one report: the claims first, then tables and charts."""
-    _run(list(EXPERIMENTS), model, out or Path("lab-report"), short, threads, seed, as_json=json)
+def _command(names: Sequence[str], folder: Path) -> Callable[..., None]:
+    """A command that runs these experiments, by default into `folder`."""
 
-
-def _one(name: str) -> Callable[..., None]:
     def command(
         model: Model = "demo",
         out: Out = None,
@@ -49,14 +38,21 @@ def _one(name: str) -> Callable[..., None]:
         seed: Seed = 0,
         json: Json = False,
     ) -> None:
-        _run([name], model, out or Path("lab-report") / name, short, threads, seed, as_json=json)
+        _run(names, model, out or folder, short, threads, seed, as_json=json)
 
     return command
 
 
+_FOLDER = Path("lab-report")
+
+lab.command(
+    name="all",
+    help="Run every experiment (up to ten minutes) and write one report: the claims first, then tables and charts.",
+)(_command(list(EXPERIMENTS), _FOLDER))
+
 for _name, _entry in EXPERIMENTS.items():
     if _name not in ("blocks", "journal"):
-        lab.command(name=_name, help=_entry.help)(_one(_name))
+        lab.command(name=_name, help=_entry.help)(_command([_name], _FOLDER / _name))
 
 
 @lab.command()
@@ -79,7 +75,7 @@ def compare_journals(
 ) -> None:
     """Compare the block journals of two runs; with record or diff, those of files."""
     if context.invoked_subcommand is None:
-        _one("journal")(model, out, short, threads, seed, json)
+        _command(["journal"], _FOLDER / "journal")(model, out, short, threads, seed, json)
 
 
 @journal.command()
