@@ -65,6 +65,14 @@ class LocalCluster:
         return f"{self.config.serve.host}:{self.config.serve.grpc_port}"
 
     @property
+    def metrics_url(self) -> str:
+        """Where Ray shows what every process of this machine counts, for Prometheus."""
+        import ray
+
+        (node,) = ray.nodes()
+        return f"http://127.0.0.1:{node['MetricsExportPort']}/metrics"
+
+    @property
     def models(self) -> tuple[ServedModel, ...]:
         if self.file is not None:
             return self.file.models

@@ -130,7 +130,9 @@ def _welcome(console: Console, cluster: LocalCluster) -> None:
                 f".venv/bin/python examples/grpc_client.py --address {cluster.grpc_address} 'Tell me about the sea.'"
             )
             console.print(f"  {client}", highlight=False, soft_wrap=True, markup=False)
-    console.print("\nCtrl-C stops everything.")
+    fleets = ", ".join(f"{cluster.url_of(model)}/metrics" for model in cluster.models)
+    console.print(f"\nMetrics: {fleets} (the fleet), {cluster.metrics_url} (each process)", soft_wrap=True)
+    console.print("Ctrl-C stops everything.")
 
 
 def hide_password(url: str) -> str:

@@ -2,8 +2,8 @@
 
 validate -> tokenise and hash once, off the event loop -> send token ids to a replica -> turn deltas back into text.
 
-Owns: validation against the model, seeds, the deadline of the whole call, and telling (also `recorder`) when a request
-was answered and when it is over.
+Owns: validation against the model, seeds, the deadline of the whole call, and telling (also `recorder` and `metrics`)
+when a request was answered and when it is over.
 Does not: route again (attempts), turn deltas into events (answer_events), know HTTP or protobuf (router.http_api,
 router.grpc_api) or choose replicas.
 Invariants: tokens reach the client once; what was booked is always released; an early exit cancels the request; a
@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import asyncio
 import random
-import time
 import uuid
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import aclosing
@@ -31,6 +30,7 @@ from router.answer_events import AnswerEvents
 from router.attempts import Attempts
 from router.deadline import Deadline
 from router.generation import GenerationCall, GenerationEvent
+from router.request_metrics import RequestMetrics
 from router.route_explanation import RouteExplanation
 from router.route_hint import PromptTrail, RouteHint
 from router.traffic_recorder import TrafficRecorder
@@ -65,7 +65,7 @@ class Accounting(Protocol):
 class FrontDoor:
     """`max_model_len` is asked per request, because replicas come and go; None skips the check here.
 
-    `clock`: monotonic seconds.
+    The clock of `metrics` is the front door's.
     """
 
     def __init__(
@@ -78,8 +78,8 @@ class FrontDoor:
         accounting: Accounting,
         router_id: str,
         max_model_len: Callable[[], int | None],
-        clock: Callable[[], float] = time.monotonic,
         rng: random.Random | None = None,
+        metrics: RequestMetrics | None = None,
     ) -> None:
         self._model = model
         self._tokenizer = tokenizer
@@ -88,34 +88,36 @@ class FrontDoor:
         self._accounting = accounting
         self._router_id = router_id
         self._max_model_len = max_model_len
-        self._clock = clock
         self._rng = rng or random.Random()
-        self.recorder = TrafficRecorder(scheme.chunk_tokens, clock)
+        self._metrics = metrics or RequestMetrics()
+        self._clock = self._metrics.clock
+        self.recorder = TrafficRecorder(scheme.chunk_tokens, self._clock)
 
     @property
     def models(self) -> Sequence[str]:
         return [self._model]
 
     async def generate(self, call: GenerationCall) -> AsyncGenerator[GenerationEvent, None]:
-        arrived_at, output_tokens = self._clock(), 0
-        deadline = Deadline(call.timeout_s, self._clock)
-        self._check_model(call)
-        sampling = self._sampling(call.sampling)
-        limit = self._max_model_len()  # here, not in the thread: it reads state of the event loop
-        deadline.left_s()
-        prepared = await deadline.within(asyncio.to_thread(self._prepare, call, sampling, limit))
-        request, hint = prepared.request, prepared.hint
-        try:
-            async with (
-                aclosing(self._attempts.deltas(request, hint, deadline, whole=prepared.whole)) as deltas,
-                aclosing(self._events(prepared, deltas)) as events,
-            ):
-                while (event := await deadline.within(anext(events, None))) is not None:
-                    output_tokens = event.usage.completion_tokens
-                    yield event
-        finally:
-            self._accounting.release(request.request_id)
-            self.recorder.ended(arrived_at, hint.prompt_tokens, output_tokens, hint.chunk_hashes)
+        with self._metrics.watched() as times:
+            deadline = Deadline(call.timeout_s, self._clock)
+            self._check_model(call)
+            sampling = self._sampling(call.sampling)
+            times.choices = call.num_choices
+            limit = self._max_model_len()  # here, not in the thread: it reads state of the event loop
+            deadline.left_s()
+            prepared = await deadline.within(asyncio.to_thread(self._prepare, call, sampling, limit))
+            request, hint = prepared.request, prepared.hint
+            try:
+                async with (
+                    aclosing(self._attempts.deltas(request, hint, deadline, whole=prepared.whole)) as deltas,
+                    aclosing(self._events(prepared, deltas)) as events,
+                ):
+                    while (event := await deadline.within(anext(events, None))) is not None:
+                        times.note(event)
+                        yield event
+            finally:
+                self._accounting.release(request.request_id)
+                self.recorder.ended(times.began, hint.prompt_tokens, times.tokens, hint.chunk_hashes)
 
     async def explain(self, call: GenerationCall) -> RouteExplanation:
         """What would happen to the call now; no replica hears of it."""

@@ -2,6 +2,7 @@
 
     POST /v1/completions   POST /v1/chat/completions   GET /v1/models   GET /v1/models/{name}
     GET /health: this process answers (liveness)   GET /ready: a request would be served (readiness)
+    GET /metrics: the fleet, for Prometheus
 
 Owns: the routes, reading bodies, and answering whole or as a stream.
 Does not: open a port or choose replicas; the Serve ingress mounts the app and provides the services.
@@ -28,6 +29,7 @@ from router.chunk_writer import ChunkWriter
 from router.generation import ROUTE_HEADER, GenerationCall, GenerationEvent, Generator, StatusSource
 from router.http_replies import CHAT, COMPLETION, Reply, ReplyShape
 from router.http_schema import ChatBody, CompletionBody, parse
+from router.metrics_page import CONTENT_TYPE, metrics_page
 from router.sse import EventStream, frame, until_disconnect
 from router.status import describe
 
@@ -84,6 +86,11 @@ def build_http_app(get_services: Callable[[], Services], *, clock: Callable[[], 
         except ReplicaLost as error:  # there are no services yet
             return JSONResponse({"status": "not ready", "reason": error.message, "replicas": {}}, status_code=503)
         return JSONResponse(found.body(), status_code=200 if found.ready else 503)
+
+    @app.get("/metrics")
+    async def metrics() -> Response:
+        status = get_services().status
+        return Response(metrics_page(status.replicas(), status.readiness()), media_type=CONTENT_TYPE)
 
     return app
 

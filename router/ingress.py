@@ -1,6 +1,6 @@
 """Ingress: the front door as a Ray Serve deployment. HTTP routes come from router.http_api, gRPC methods are here.
 
-Owns: building this process's routing state, index feed, token channels and services, and their end.
+Owns: building this process's routing state, index feed, token channels, metrics and services, and their end.
 Does not: contain request logic; every method hands over to GrpcApi or the FastAPI application.
 Invariants: the gRPC method names are those of the .proto services (Serve dispatches by method name); the replica
 becomes ready only when the index snapshot is in or the wait for it has ended (then it routes by load alone).
@@ -23,12 +23,15 @@ from ray.serve.handle import DeploymentHandle
 from cluster.config import ClusterConfig
 from cluster.core.hashing import RouteScheme
 from cluster.garbage_collection import calm_garbage_collector
+from cluster.index.background import end_task
 from cluster.index.follower import IndexFollower
 from cluster.index.instrumented import InstrumentedIndex
 from cluster.index.memory import MemoryIndex
 from cluster.index.redis_reader import RedisReader
 from cluster.index.speculative import SpeculativeIndex
+from cluster.metric_export import MetricExport
 from cluster.model_source import resolve_model
+from cluster.ray_metrics import RayMetrics
 from cluster.route_scheme import route_scheme
 from cluster.telemetry import configure_logging
 from cluster.tokenizer import Tokenizer
@@ -39,6 +42,7 @@ from router.grpc_api import GrpcApi
 from router.http_api import Services, build_http_app
 from router.parity_watch import ParityWatch
 from router.policies import create_policy
+from router.request_metrics import RequestMetrics
 from router.reuse_watch import ReuseWatch
 from router.route_ledger import RouteLedger
 from router.routing_state import RoutingState
@@ -70,7 +74,7 @@ class Ingress:
         await self._state.follower.start()
         if not await self._state.follower.wait_ready(READY_TIMEOUT_S):
             logger.warning("the index is not readable yet: routing by load until it is")
-        self._channels = TokenChannels(self._state.router_id)
+        self._channels, metrics = TokenChannels(self._state.router_id), RayMetrics()
         front_door = FrontDoor(
             model=self._config.public_name,
             tokenizer=tokenizer,
@@ -79,7 +83,10 @@ class Ingress:
             accounting=self._state,
             router_id=self._state.router_id,
             max_model_len=self._state.max_model_len,
+            metrics=RequestMetrics(metrics),
         )
+        export = MetricExport(metrics, lambda: self._state.index_status().readings())
+        self._exporting = asyncio.get_running_loop().create_task(export.run(), name="metrics")
         self._grpc = GrpcApi(
             front_door,
             self._state,
@@ -147,6 +154,7 @@ class Ingress:
         return await self._grpc.health_list(request, grpc_context)
 
     async def __del__(self) -> None:
+        await end_task(self._exporting)
         await self._channels.close()
         await self._state.follower.close()
         await self._reader.close()

@@ -1,7 +1,7 @@
 """LLMWorker: one replica as a Ray Serve deployment: Serve, health, Redis and streaming around an engine child.
 
-Owns: the life of the engine process, of the token channel and of the cache reporter; one Serve call per request; seeing
-that Serve stops it (what follows is worker.replica_drain's).
+Owns: the life of the engine process, of the token channel, of the cache reporter and of the export of metrics; one
+Serve call per request; seeing that Serve stops it (what follows is worker.replica_drain's).
 Does not: schedule, compute or choose; it contains no logic of its own (a request's is in worker.request_service).
 Invariants: the engine's death deregisters the replica at once and makes it unhealthy; the replica registers, with
 warm kernels, before it takes traffic; a start that fails ends what it began, and its error is one line.
@@ -25,8 +25,12 @@ from cluster.config import ClusterConfig
 from cluster.core.errors import KvrayError
 from cluster.core.replica import ReplicaInfo, WorkerId
 from cluster.core.replica_demand import demand_of
+from cluster.core.replica_metrics import replica_readings
+from cluster.index.background import end_task
 from cluster.index.redis_writer import RedisWriter
+from cluster.metric_export import MetricExport
 from cluster.model_source import resolve_model
+from cluster.ray_metrics import RayMetrics
 from cluster.route_scheme import route_scheme
 from cluster.telemetry import configure_logging
 from cluster.tokenizer import Tokenizer
@@ -91,6 +95,9 @@ class LLMWorker:
         if not self._engine.alive:  # it died while we registered, when nobody could deregister yet
             raise RuntimeError("the engine process is gone")
         self._watch_for_the_stop()
+        export = MetricExport(RayMetrics(), lambda: replica_readings(self._engine.load))
+        exporting = asyncio.get_running_loop().create_task(export.run(), name="metrics")
+        self._ends.push_async_callback(end_task, exporting)
         logger.info("replica %s is ready", self._worker_id)
 
     async def generate(self, payload: bytes) -> AsyncIterator[bytes]:

@@ -182,17 +182,15 @@ def ray_metric_names() -> Iterator[str]:
 
 def test_metrics_that_it_names_exist() -> None:
     ours = "\n".join(path.read_text() for package in ("cluster", "router") for path in (ROOT / package).rglob("*.py"))
-    known, named = (
-        set(ray_metric_names()),
-        set(re.findall(r"\b(ray_(?:serve|node)_[a-z0-9_]+|kvray_[a-z0-9_]+\*?)", PAGE)),
-    )
+    known = set(ray_metric_names())
+    named = set(re.findall(r"\b((?:ray_(?:serve|node|kvray)|kvray)_[a-z0-9_]+\*?)", PAGE))
     assert len(named) > 12
     for name in named:
-        if name.startswith("ray_"):
-            bare = name.removeprefix("ray_")
-            assert {bare, bare.removesuffix("_total")} & known, name
+        bare = re.sub(r"^ray_|_(?:total|bucket|count)$|\*$", "", name)
+        if "kvray_" in name:
+            assert f'"{bare}' in ours, name
         else:
-            assert f'"{name.rstrip("*")}' in ours, name
+            assert {bare, name.removeprefix("ray_")} & known, name
 
 
 @needs_kubectl

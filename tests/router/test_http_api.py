@@ -13,10 +13,11 @@ from typing import Any
 import openai
 import pytest
 import uvicorn
+from prometheus_client.parser import text_string_to_metric_families
 from starlette.testclient import TestClient
 
 from cluster.core import errors
-from cluster.core.replica import WorkerId
+from cluster.core.replica import Epoch, ReplicaInfo, ReplicaLoad, WorkerId
 from cluster.core.request import FinishReason
 from cluster.index.known import FollowerState
 from router.generation import GenerationCall, GenerationEvent, LogprobEntry, ReplicaStatus, Usage
@@ -68,8 +69,11 @@ class FakeGenerator:
 class FakeStatus:
     is_ready = True
 
+    def __init__(self) -> None:
+        self.known: list[ReplicaStatus] = []
+
     def replicas(self) -> Sequence[ReplicaStatus]:
-        return []
+        return self.known
 
     def misses(self) -> ReuseCounters:
         return ReuseCounters()
@@ -369,6 +373,39 @@ def test_alive_and_ready_are_two_questions(world: World) -> None:
         },
     )
     assert world.http.get("/health").status_code == 200
+
+
+def test_the_fleet_for_prometheus(world: World) -> None:
+    for name, running, hits in (("w1", 2, 300), ("w2", 0, 0)):
+        info = ReplicaInfo(
+            worker_id=WorkerId(name),
+            route_digest="",
+            kv_fingerprint="",
+            block_size=16,
+            chunk_tokens=64,
+            num_blocks=100,
+            max_model_len=2048,
+            model="demo",
+        )
+        load = ReplicaLoad(running=running, in_use_blocks=25, total_blocks=100, query_tokens=1000, hit_tokens=hits)
+        world.status.known.append(ReplicaStatus(info=info, epoch=Epoch(1), load=load, indexed_chunks=7))
+    reply = world.http.get("/metrics")
+    assert (reply.status_code, reply.headers["content-type"]) == (200, "text/plain; version=0.0.4; charset=utf-8")
+    samples = {
+        (sample.name, sample.labels.get("replica")): sample.value
+        for family in text_string_to_metric_families(reply.text)
+        for sample in family.samples
+    }
+    assert samples["kvray_ready", None] == 1
+    assert samples["kvray_replicas_ready", None] == 1
+    assert samples["kvray_num_requests_running", "w1"] == 2
+    assert samples["kvray_num_requests_running", "w2"] == 0
+    assert samples["kvray_kv_cache_usage_perc", "w1"] == 0.25
+    assert samples["kvray_prefix_cache_hits_total", "w1"] == 300
+    assert samples["kvray_prefix_cache_queries_total", "w2"] == 1000
+    assert samples["kvray_index_chunks", "w1"] == 7
+    world.status.is_ready = False
+    assert "kvray_ready 0.0" in world.http.get("/metrics").text
 
 
 def test_services_that_are_not_there_yet() -> None:

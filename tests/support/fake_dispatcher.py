@@ -19,9 +19,11 @@ from cluster.chat_template import ChatTemplate
 from cluster.core.hashing import RouteScheme
 from cluster.core.replica import Epoch, WorkerId
 from cluster.core.request import FinishReason, GenerationRequest, TokenDelta
+from cluster.metric_tools import MetricTools, NoMetrics
 from cluster.tokenizer import Tokenizer
 from router.attempts import Attempts
 from router.front_door import FrontDoor
+from router.request_metrics import RequestMetrics
 from router.route_explanation import RouteExplanation
 from router.route_ledger import RouteLedger
 from router.routing_state import RouteHint
@@ -142,6 +144,7 @@ class DoorWorld:
     tokenizer: Tokenizer = TOKENIZER
     seed: int = 7
     clock: Callable[[], float] = time.monotonic
+    metric_tools: MetricTools = field(default_factory=NoMetrics)
     lost: list[str] = field(default_factory=list)
     limit_asked_in: list[int] = field(default_factory=list)
     ledger: RouteLedger = field(default_factory=RouteLedger)
@@ -161,8 +164,8 @@ class DoorWorld:
             accounting=self.accounting,
             router_id="me",
             max_model_len=self._limit,
-            clock=self.clock,
             rng=random.Random(self.seed),
+            metrics=RequestMetrics(self.metric_tools, self.clock),
         )
 
     def _limit(self) -> int | None:
