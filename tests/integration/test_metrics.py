@@ -45,13 +45,13 @@ def test_what_a_request_did_reaches_prometheus(cluster: Any) -> None:
 
     (ray_url,) = re.findall(r"(http://\S+)/metrics \(each process\)", cluster.log.read_text())
 
+    samples: Samples = []
+
     def exported() -> bool:
-        nonlocal samples
-        samples = read(ray_url)
+        samples[:] = read(ray_url)
         tokens = total(samples, "ray_kvray_generation_tokens_total", deployment="LLMWorker")
         return tokens >= before + 8 and total(samples, "ray_kvray_request_success_total", finished_reason="length") >= 1
 
-    samples: Samples = []
     eventually(exported, "Ray has passed on what the processes count", 60)
     blocks = {labels["replica"] for name, labels, _ in samples if name == "ray_kvray_kv_cache_blocks"}
     assert len(blocks) == 2
