@@ -6,11 +6,13 @@ import os
 import re
 import subprocess
 import sys
+import tomllib
 from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 from manifests import K8S, OVERLAYS, ROOT, build, find_kubectl, pinned, project_version
+from packaging.requirements import Requirement
 
 IMAGE = K8S / "image"
 DOCKERFILE = (IMAGE / "Dockerfile").read_text()
@@ -71,6 +73,18 @@ def test_the_combination_of_torch_and_attention_is_the_locked_one() -> None:
     assert f"torch {pinned('torch')} with the Triton kernels on triton {pinned('triton')}" in DOCKERFILE
     installs = [rest for word, rest in instructions() if word == "RUN" and "pip install" in rest]
     assert all("--constraint constraints.txt" in rest or "--no-deps" in rest for rest in installs)
+
+
+def test_whatever_an_image_may_install_is_locked() -> None:
+    """EXTRAS included: an extra without a pin, or with one that its own requirement refuses, cannot be built again."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    extras = {name: lines for name, lines in project["optional-dependencies"].items() if name != "flash"}  # has its own
+    assert {"s3", "gs"} <= extras.keys()
+    for line in [*project["dependencies"], *(line for lines in extras.values() for line in lines)]:
+        requirement = Requirement(line)
+        assert requirement.specifier.contains(pinned(requirement.name), prereleases=True), line
+    for store in ("s3fs", "gcsfs"):
+        assert pinned(store) == pinned("fsspec"), "each wants the fsspec of its own version"
 
 
 def copied() -> list[str]:

@@ -6,7 +6,6 @@ A pod is what KubeRay or the StatefulSet controller makes of a template: the lab
 from __future__ import annotations
 
 import copy
-import re
 import shutil
 import subprocess
 import sysconfig
@@ -18,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from packaging.utils import canonicalize_name
 
 from cluster.config import ClusterConfig
 
@@ -47,9 +47,8 @@ def build(folder: Path) -> Manifests:
 @cache
 def pinned(package: str) -> str:
     """Its version in constraints.txt."""
-    match = re.search(rf"^{package}==(.+)$", (ROOT / "constraints.txt").read_text(), re.MULTILINE)
-    assert match, package
-    return match[1]
+    pins = dict(line.split("==") for line in (ROOT / "constraints.txt").read_text().splitlines())
+    return {canonicalize_name(name): version for name, version in pins.items()}[canonicalize_name(package)]
 
 
 @cache
