@@ -56,8 +56,8 @@ class TimedCache:
     def claimed_slots(self, block_id: int) -> int:
         return self._timed(lambda: self._cache.claimed_slots(block_id))
 
-    def on_idle(self, block_id: int) -> None:
-        self._timed(lambda: self._cache.on_idle(block_id))
+    def on_idle(self, block_ids: Sequence[int]) -> None:
+        self._timed(lambda: self._cache.on_idle(block_ids))
 
     def evict(self, count: int) -> int:
         return self._timed(lambda: self._cache.evict(count))

@@ -63,8 +63,7 @@ class World:
         """Take the shared blocks and compute the others; nothing is inserted yet. None when memory is short."""
         holder = Holder(namespace, toks, list(shared))
         self.holders.append(holder)
-        for block_id in shared:
-            self.pool.share(block_id)
+        self.pool.share(shared)
         missing = len(toks) // B - len(shared)
         if missing > self.pool.num_free:
             self.evict(missing - self.pool.num_free)
@@ -89,7 +88,7 @@ class World:
         for index, stays in enumerate(kept):
             own = holder.blocks[index]
             if own != stays:
-                self.pool.share(stays)
+                self.pool.share([stays])
                 holder.blocks[index] = stays
                 self._release([own])
         self.check()
@@ -156,9 +155,7 @@ class World:
             self.replayed -= chunks
 
     def _release(self, blocks: list[int]) -> None:
-        for block_id in reversed(blocks):
-            if self.pool.release(block_id) and self.pool.is_cached(block_id):
-                self.cache.on_idle(block_id)
+        self.cache.on_idle(self.pool.release(reversed(blocks)))
 
 
 def make_world(kind: str, num_blocks: int = 16) -> World:

@@ -137,7 +137,7 @@ class ChunkHashCache:
     def claimed_slots(self, block_id: int) -> int:
         return self._block_size if self._pool.is_cached(block_id) else 0
 
-    def on_idle(self, block_id: int) -> None:
+    def on_idle(self, block_ids: Sequence[int]) -> None:
         """Nothing to do: the pool's idle list is the order of eviction."""
 
     def evict(self, count: int) -> int:
@@ -221,9 +221,8 @@ class ChunkHashCache:
         self._chunk_by_last[chunk.blocks[-1]] = chunk
         if chunk.parent is not None:
             chunk.parent.num_children += 1
+        self._pool.mark_cached([block_id for block_id in chunk.blocks if self._entries_of[block_id] == 0])
         for block_id in chunk.blocks:
-            if self._entries_of[block_id] == 0:
-                self._pool.mark_cached(block_id)
             self._entries_of[block_id] += 1
 
     def _remove(self, chunk: _Chunk) -> None:
@@ -239,8 +238,7 @@ class ChunkHashCache:
     def _let_go(self, chunk: _Chunk) -> None:
         for block_id in chunk.blocks:
             self._entries_of[block_id] -= 1
-            if self._entries_of[block_id] == 0:
-                self._pool.unmark_cached(block_id)
+        self._pool.unmark_cached([block_id for block_id in chunk.blocks if self._entries_of[block_id] == 0])
 
     def _longest_idle(self) -> _Chunk | None:
         """The chunk without children whose last block has been idle longest. Almost always the list's first block."""
