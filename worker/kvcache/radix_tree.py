@@ -293,7 +293,8 @@ class RadixTree:
         self, node: RadixNode, packed: bytes, blocks: Sequence[int], start: int, hashes: Sequence[ChunkHash]
     ) -> None:
         """Attach blocks[start:], with tokens `packed`, below `node`: a leaf just grows, any other node gets a child."""
-        self._drop_tail_before(node, packed[: self._block_bytes])
+        if self._partial:
+            self._drop_tail_before(node, packed[: self._block_bytes])
         if node.parent is not None and not node.children:
             del self._node_by_tail[node.blocks[-1]]
             node.grow(packed, blocks[start:])
