@@ -38,6 +38,10 @@ class TimedCache:
     def present_chunks(self) -> set[ChunkHash]:
         return self._cache.present_chunks
 
+    @property
+    def changes(self) -> int:
+        return self._cache.changes
+
     def match(self, namespace: CacheNamespace, tokens: Sequence[int], *, touch: bool = True) -> PrefixHit:
         return self._timed(lambda: self._cache.match(namespace, tokens, touch=touch))
 

@@ -114,7 +114,10 @@ class ScaledReplica:
         )
         self._live = LiveSequences(manager)
         self._queue = WaitingQueue(
-            lambda seq: manager.cached_prefix(seq.lookup), settings.ageing_s, prefix_first=settings.prefix_first
+            lambda seq: manager.cached_prefix(seq.lookup),
+            lambda: manager.cache_changes,
+            settings.ageing_s,
+            prefix_first=settings.prefix_first,
         )
         self._holds = PrefixHolds(manager, self._queue, settings.ageing_s, enabled=settings.hold_back)
         self._preemption = Preemption(manager, self._live, self._queue)

@@ -9,7 +9,7 @@ from cluster.core.events import CacheEvent, CacheEventKind
 from cluster.core.hashing import ChunkHash, RouteScheme, hash_prompt, root_hash
 from worker.kvcache.block_pool import BlockPool
 from worker.kvcache.chunk_hash_cache import ChunkHashCache
-from worker.kvcache.prefix_cache import CacheNamespace, PrefixCache
+from worker.kvcache.prefix_cache import CacheNamespace, PrefixCache, PrefixHit
 from worker.kvcache.radix_tree import RadixTree
 
 B = 4  # tokens of a block
@@ -58,6 +58,8 @@ class World:
     pages: dict[int, tuple[CacheNamespace, tuple[int, ...]]] = field(default_factory=dict)
     replayed: set[ChunkHash] = field(default_factory=set)
     check_events: bool = True
+    found: dict[tuple[CacheNamespace, tuple[int, ...]], PrefixHit] = field(default_factory=dict)
+    found_at: int = -1
 
     def compute(self, toks: list[int], namespace: CacheNamespace = NS, shared: Sequence[int] = ()) -> Holder | None:
         """Take the shared blocks and compute the others; nothing is inserted yet. None when memory is short."""
@@ -131,6 +133,7 @@ class World:
         self.check()
 
     def check(self) -> None:
+        self._check_changes()
         self.pool.check_invariants(b for holder in self.holders for b in holder.blocks)
         self.cache.check_invariants()
         for holder in self.holders:
@@ -138,6 +141,16 @@ class World:
         for event in self.cache.take_events():
             self._replay(event)
         assert not self.check_events or self.replayed == self.cache.present_chunks
+
+    def _check_changes(self) -> None:
+        """While the cache says that nothing changed, every prompt finds what it found."""
+        prompts = dict.fromkeys((*self.found, *((one.namespace, tuple(one.tokens)) for one in self.holders)))
+        found = {prompt: self.cache.match(*prompt, touch=False) for prompt in list(prompts)[-16:]}
+        if self.cache.changes == self.found_at:
+            assert all(self.found.get(prompt, hit) == hit for prompt, hit in found.items()), (
+                "it changed, but does not say so"
+            )
+        self.found, self.found_at = found, self.cache.changes
 
     def _check_content(self, holder: Holder) -> None:
         for index, block_id in enumerate(holder.blocks):

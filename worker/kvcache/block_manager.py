@@ -73,6 +73,11 @@ class BlockManager:
         return 1 if self._cache is None else self._cache.hit_unit
 
     @property
+    def cache_changes(self) -> int:
+        """While it stays the same, `cached_prefix` of a prompt does, too."""
+        return 0 if self._cache is None else self._cache.changes
+
+    @property
     def capacity_tokens(self) -> int:
         return self._pool.num_blocks * self._block_size
 

@@ -76,6 +76,7 @@ class ChunkHashCache:
         self._chunk_by_last: dict[int, _Chunk] = {}
         self._entries_of = array("i", bytes(4 * pool.num_blocks))  # above 1 where a fork left inside a chunk
         self._events: list[CacheEvent] = []
+        self.changes = 0
 
     @property
     def hit_unit(self) -> int:
@@ -157,6 +158,7 @@ class ChunkHashCache:
         self._tables.clear()
         self._chunk_by_last.clear()
         self._events = [CacheEvent(CacheEventKind.CLEARED)]
+        self.changes += 1
 
     def take_events(self) -> list[CacheEvent]:
         events, self._events = self._events, []
@@ -219,6 +221,7 @@ class ChunkHashCache:
             table = self._tables[chunk.namespace] = _Table(self._root_of(chunk.namespace))
         table.chunks[chunk.key] = chunk
         self._chunk_by_last[chunk.blocks[-1]] = chunk
+        self.changes += 1
         if chunk.parent is not None:
             chunk.parent.num_children += 1
         self._pool.mark_cached([block_id for block_id in chunk.blocks if self._entries_of[block_id] == 0])
@@ -231,6 +234,7 @@ class ChunkHashCache:
         if not table.chunks:
             del self._tables[chunk.namespace]
         del self._chunk_by_last[chunk.blocks[-1]]
+        self.changes += 1
         if chunk.parent is not None:
             chunk.parent.num_children -= 1
         self._let_go(chunk)

@@ -44,6 +44,10 @@ class PrefixCache(Protocol):
     def present_chunks(self) -> set[ChunkHash]:
         """Chunks whose last block is cached now; what the events add up to."""
 
+    @property
+    def changes(self) -> int:
+        """Another number whenever `match` may find something else than before."""
+
     def match(self, namespace: CacheNamespace, tokens: Sequence[int], *, touch: bool = True) -> PrefixHit:
         """The longest cached prefix. The caller shares the blocks before anything else happens."""
 

@@ -59,6 +59,7 @@ class RadixTree:
         self._tick = 0
         self._serials = itertools.count()
         self._events: list[CacheEvent] = []
+        self.changes = 0
 
     @property
     def hit_unit(self) -> int:
@@ -124,6 +125,7 @@ class RadixTree:
         child = RadixNode(self._block_bytes, next(self._serials), tail, [block_id])
         child.last_access = self._tick
         node.add_child(child)
+        self.changes += 1
         self._node_by_tail[block_id] = child
         self._pool.mark_cached([block_id])
 
@@ -163,6 +165,7 @@ class RadixTree:
         self._chunk_by_block.clear()
         self._lru.clear()
         self._events = [CacheEvent(CacheEventKind.CLEARED)]
+        self.changes += 1
 
     def take_events(self) -> list[CacheEvent]:
         events, self._events = self._events, []
@@ -303,6 +306,7 @@ class RadixTree:
         node.last_access = self._tick
         self._node_by_tail[blocks[-1]] = node
         self._pool.mark_cached(blocks[start:])
+        self.changes += 1
         per_chunk = self._chunk_blocks
         first, end = start // per_chunk, len(blocks) // per_chunk
         if first < end:
@@ -325,6 +329,7 @@ class RadixTree:
         del self._node_by_tail[node.blocks[-1]]
         cut = node.pop_blocks(self._idle_at_end(node.blocks, limit))
         self._pool.unmark_cached(cut)
+        self.changes += 1
         chunks = self._chunk_by_block
         removed = [chunks.pop(block_id) for block_id in cut if block_id in chunks]
         if removed:
