@@ -106,15 +106,12 @@ class Filled:
         """A short life of a sequence; `timed` gets the call of insert."""
         hashes = hash_prompt(root_hash(SCHEME), prompt, SCHEME.chunk_tokens)
         blocks = self.cache.match(NAMESPACE, prompt).blocks
-        for block_id in blocks:
-            self.pool.share(block_id)
+        self.pool.share(blocks)
         fresh = self.pool.allocate(len(prompt) // BLOCK - len(blocks))
         assert fresh is not None
         blocks += fresh
         timed(lambda: self.cache.insert(NAMESPACE, prompt, blocks, hashes))
-        for block_id in reversed(blocks):
-            if self.pool.release(block_id) and self.pool.is_cached(block_id):
-                self.cache.on_idle(block_id)
+        self.cache.on_idle(self.pool.release(reversed(blocks)))
 
 
 def measure_operations(kind: str, shape: Shape, num_blocks: int, repeat: int) -> list[str]:

@@ -30,6 +30,7 @@ from cluster.core.hashing import ChunkHash
 from cluster.simulate.fleet_load import speed_for_utilisation
 from cluster.simulate.fleet_report import FleetReport, clairvoyant_bound, make_fleet_report, mean_alone
 from cluster.simulate.fleet_simulation import FleetSettings, FleetSimulation, trace_hashes
+from cluster.simulate.ideal_hits import ideal_hits
 from cluster.simulate.mooncake_trace import TraceRequest, read_trace
 from cluster.simulate.policy_lineup import BASELINE, LINEUP, OURS, Knowledge, PolicyEntry, chosen_policies
 from cluster.simulate.pooled_hits import farthest_hits, lru_hits
@@ -86,7 +87,7 @@ def run_setting(
     for seed, trace in enumerate(traces):
         requests = at_speed(trace, speed)
         hashes = trace_hashes(requests)
-        bounds.append(clairvoyant_bound(requests, 8, EXAMPLE, 2048))
+        bounds.append(clairvoyant_bound(requests, ideal_hits(requests), 8, EXAMPLE, 2048))
         for entry in entries:
             known = reports.setdefault(entry.name, [])
             if known and known[0].ttft is not None and known[0].ttft.mean > DIVERGES_S:

@@ -51,10 +51,11 @@ def run_fleet(options: FleetOptions, *, as_json: bool) -> int:
     reports = [run_policy(requests, settings, entry, hashes, console) for entry in entries]
     sizes = _sizes(options, requests, settings, entries, hashes)
     replica = settings.replica
-    bound = clairvoyant_bound(requests, settings.replicas, replica.step_time, replica.token_budget)
+    hits = ideal_hits(requests)
+    bound = clairvoyant_bound(requests, hits, settings.replicas, replica.step_time, replica.token_budget)
     tokens = sum(request.prompt_tokens for request in requests)
     ideal = {
-        "ideal_hit_rate": sum(ideal_hits(requests)) / tokens,
+        "ideal_hit_rate": sum(hits) / tokens,
         "ideal_block_hit_rate": ideal_block_hits(requests),
         "clairvoyant_mean_ttft_s": bound,
     }

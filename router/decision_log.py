@@ -71,8 +71,12 @@ class DecisionLog:
         """The decision that would be made; it is not kept."""
         best = ranking[0].candidate if ranking else Candidate(worker_id=WorkerId(""))
         reuse = self._assess(hint, best, ranking, held)
+        if reuse is not None:
+            hint = reuse.hint
+        elif hint.trail is not None:
+            hint = replace(hint, trail=None)
         return RouteDecision(
-            hint=replace(hint, trail=None) if reuse is None else reuse.hint,
+            hint=hint,
             ranking=tuple(ranking),
             at=self._clock(),
             worker_id=best.worker_id,

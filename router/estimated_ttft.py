@@ -87,7 +87,8 @@ class EstimatedTtft:
             return (c.lost, 0.0 if cost <= bound else cost, -max(c.overlap_tokens, c.hot_tokens), c.running, draw())
 
         scored.sort(key=key)
-        return [Score(c, cost, own) for c, cost, own in scored]
+        new = tuple.__new__  # in C; Score(..) calls a Python function, once for every replica
+        return [new(Score, one) for one in scored]
 
     def _fallback(self, candidates: Sequence[Candidate]) -> float:
         """The rate of whoever has none."""

@@ -52,15 +52,21 @@ _HOT_REQUESTS = 6  # live or just prefilled, that share a prefix: then it is wor
 
 @dataclass(slots=True, eq=False)
 class _View:
-    """What one heartbeat says of a replica, worked out once for all decisions until the next."""
+    """What one heartbeat says of a replica, worked out once for all decisions until the next.
+
+    kv_tokens: what its memory holds.  unready: it is the last choice, as it runs nothing now or is about to stop.
+    """
 
     known: KnownWorker
     epoch: Epoch
+    step_time: StepTimeModel | None
     others_tokens: int
     busy: int
     waiting: int
     kv_in_use: float
     kv_free: float
+    kv_tokens: int
+    unready: bool
 
 
 @dataclass(slots=True)
@@ -258,19 +264,21 @@ class RoutingState:
         self, worker_ids: Iterable[WorkerId], hint: RouteHint, held: Mapping[WorkerId, int], hot: int = 0
     ) -> list[Candidate]:
         views = [(worker_id, self._view(worker_id)) for worker_id in worker_ids]  # all, before any is judged by them
-        return [self._candidate(worker_id, view, hint, held.get(worker_id, 0), hot) for worker_id, view in views]
+        now = self.clock()
+        return [self._candidate(worker_id, view, hint, held.get(worker_id, 0), hot, now) for worker_id, view in views]
 
-    def _candidate(self, worker_id: WorkerId, view: _View | None, hint: RouteHint, chunks: int, hot: int) -> Candidate:
+    def _candidate(
+        self, worker_id: WorkerId, view: _View | None, hint: RouteHint, chunks: int, hot: int, now: float
+    ) -> Candidate:
         lost = worker_id in self.lost or worker_id in hint.exclude
         if view is None:
             own = self.ledger.load(worker_id, self._lives.epoch(worker_id, None))
-            work = self.work.look(worker_id, 0, self.clock())
+            work = self.work.look(worker_id, 0, now)
             return Candidate(worker_id, 0, own.tokens, 0.0, own.requests, lost, work, requests=own.requests)
         tokens, requests = self.ledger.load(worker_id, view.epoch)
         overlap = chunks * self.chunk_tokens if chunks and self._has_affinity(view.known) else 0
         if overlap >= hint.prompt_tokens:
             overlap = hint.prompt_tokens - 1  # one token is always computed
-        now = self.clock()
         speed, pace = self._speeds.of(worker_id, now), self.work.pace(worker_id, now)
         return Candidate(
             worker_id,
@@ -278,7 +286,7 @@ class RoutingState:
             tokens + view.others_tokens,
             speed.prefill_tokens_per_s / pace,
             requests if requests > view.busy else view.busy,
-            lost or view.known.load.paused or view.known.load.draining,
+            lost or view.unready,
             self.work.look(worker_id, overlap, now),
             view.others_tokens,
             speed.step_time if pace == 1.0 or speed.step_time is None else speed.step_time.slowed(pace),
@@ -287,7 +295,7 @@ class RoutingState:
             view.kv_free,
             requests,
             min(hot * self.chunk_tokens, hint.prompt_tokens - 1) if hot and self._has_affinity(view.known) else 0,
-            view.known.info.num_blocks * view.known.info.block_size,
+            view.kv_tokens,
         )
 
     def _hot_chunks(self, hint: RouteHint, held: Mapping[WorkerId, int]) -> int:
@@ -309,16 +317,23 @@ class RoutingState:
             return None
         view = self._views.get(worker_id)
         if view is None or view.known is not known:
-            load = known.load
-            self._speeds.tell(worker_id, load.prefill_tokens_per_s, _step_time(load.step_time_model), self.clock())
+            load, info = known.load, known.info
+            if view is not None and view.known.load.step_time_model == load.step_time_model:
+                step_time = view.step_time
+            else:
+                step_time = _step_time(load.step_time_model)
+            self._speeds.tell(worker_id, load.prefill_tokens_per_s, step_time, self.clock())
             view = self._views[worker_id] = _View(
                 known=known,
                 epoch=self._lives.epoch(worker_id, known),
+                step_time=step_time,
                 others_tokens=load.total_uncached_tokens - load.uncached_tokens.get(self.router_id, 0),
                 busy=load.running + load.waiting,
                 waiting=load.waiting,
                 kv_in_use=load.in_use_blocks / (load.total_blocks or 1),
                 kv_free=load.free_blocks / (load.total_blocks or 1),
+                kv_tokens=info.num_blocks * info.block_size,
+                unready=load.paused or load.draining,
             )
             self.lost.discard(worker_id)  # it was dropped when it was lost: this is another life
         return view

@@ -57,7 +57,9 @@ class Scheduler:
         self._limits = limits
         self._gate = RequestGate(manager, limits)
         self._live = LiveSequences(manager)
-        self._queue = WaitingQueue(self._cached_prefix, limits.ageing_s, prefix_first=limits.prefix_first)
+        self._queue = WaitingQueue(
+            self._cached_prefix, lambda: manager.cache_changes, limits.ageing_s, prefix_first=limits.prefix_first
+        )
         self._holds = PrefixHolds(manager, self._queue, limits.ageing_s, enabled=limits.hold_back)
         self._preemption = Preemption(manager, self._live, self._queue)
         self._admission = Admission(manager, limits, self._live, self._queue, self._holds, self._preemption)

@@ -61,6 +61,7 @@ class Sequence:
         "index",
         "logprob",
         "logprobs",
+        "looked_at",
         "max_tokens",
         "num_computed",
         "num_prompt_tokens",
@@ -107,6 +108,7 @@ class Sequence:
         self.queue_key: tuple[int, ...] | None = None
         self.packed: array[int] | None = None
         self.expected_cached = 0
+        self.looked_at = -1  # the state of the cache that `expected_cached` is of
         self.first_cached: int | None = None
         self.preemptions = 0
         self.logprob = 0.0  # of the generated tokens, where it was asked for

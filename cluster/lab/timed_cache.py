@@ -38,6 +38,10 @@ class TimedCache:
     def present_chunks(self) -> set[ChunkHash]:
         return self._cache.present_chunks
 
+    @property
+    def changes(self) -> int:
+        return self._cache.changes
+
     def match(self, namespace: CacheNamespace, tokens: Sequence[int], *, touch: bool = True) -> PrefixHit:
         return self._timed(lambda: self._cache.match(namespace, tokens, touch=touch))
 
@@ -56,8 +60,8 @@ class TimedCache:
     def claimed_slots(self, block_id: int) -> int:
         return self._timed(lambda: self._cache.claimed_slots(block_id))
 
-    def on_idle(self, block_id: int) -> None:
-        self._timed(lambda: self._cache.on_idle(block_id))
+    def on_idle(self, block_ids: Sequence[int]) -> None:
+        self._timed(lambda: self._cache.on_idle(block_ids))
 
     def evict(self, count: int) -> int:
         return self._timed(lambda: self._cache.evict(count))

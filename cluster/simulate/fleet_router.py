@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import cast
 
 from cluster.core.events import CacheEvent
@@ -134,7 +134,9 @@ class FleetRouter:
         for worker_id, known in workers.items():
             if known.loaded_at <= oldest:
                 load = self._replicas[worker_id].load()
-                workers[worker_id] = replace(known, load=load, loaded_at=self._clock.now)
+                workers[worker_id] = KnownWorker(
+                    info=known.info, epoch=known.epoch, load=load, loaded_at=self._clock.now, indexed=True
+                )
 
     def _expected(self, block: int) -> SpeculativeIndex:
         match self._entry.knows:

@@ -94,10 +94,12 @@ class ScaledReplica:
         self.worker_id = worker_id
         self.settings = settings
         self.step_time = settings.step_time  # what steps take; heartbeats tell that of the settings
+        self._told_step_time = tuple(settings.step_time.to_wire())
         self._router_id = router_id
         num_blocks = settings.kv_tokens // settings.block
         pool = BlockPool(num_blocks)
-        self.manager = manager = BlockManager(pool, RadixTree(pool, 1, 1), 1, SCHEME)
+        tree = RadixTree(pool, 1, 1, partial=False)  # an id has no parts
+        self.manager = manager = BlockManager(pool, tree, 1, SCHEME)
         limits = SchedulerLimits(
             max_num_seqs=settings.max_num_seqs,
             token_budget=settings.token_budget,
@@ -112,7 +114,10 @@ class ScaledReplica:
         )
         self._live = LiveSequences(manager)
         self._queue = WaitingQueue(
-            lambda seq: manager.cached_prefix(seq.lookup), settings.ageing_s, prefix_first=settings.prefix_first
+            lambda seq: manager.cached_prefix(seq.lookup),
+            lambda: manager.cache_changes,
+            settings.ageing_s,
+            prefix_first=settings.prefix_first,
         )
         self._holds = PrefixHolds(manager, self._queue, settings.ageing_s, enabled=settings.hold_back)
         self._preemption = Preemption(manager, self._live, self._queue)
@@ -224,7 +229,7 @@ class ScaledReplica:
             cached_blocks=counts.cached,
             in_use_blocks=counts.in_use,
             total_blocks=counts.total,
-            step_time_model=tuple(self.settings.step_time.to_wire()),
+            step_time_model=self._told_step_time,
             loaded_s=self.loaded_s,
         )
 

@@ -9,7 +9,7 @@ from cluster.core.events import CacheEvent, CacheEventKind
 from cluster.core.hashing import ChunkHash, RouteScheme, hash_prompt, root_hash
 from worker.kvcache.block_pool import BlockPool
 from worker.kvcache.chunk_hash_cache import ChunkHashCache
-from worker.kvcache.prefix_cache import CacheNamespace, PrefixCache
+from worker.kvcache.prefix_cache import CacheNamespace, PrefixCache, PrefixHit
 from worker.kvcache.radix_tree import RadixTree
 
 B = 4  # tokens of a block
@@ -58,13 +58,14 @@ class World:
     pages: dict[int, tuple[CacheNamespace, tuple[int, ...]]] = field(default_factory=dict)
     replayed: set[ChunkHash] = field(default_factory=set)
     check_events: bool = True
+    found: dict[tuple[CacheNamespace, tuple[int, ...]], PrefixHit] = field(default_factory=dict)
+    found_at: int = -1
 
     def compute(self, toks: list[int], namespace: CacheNamespace = NS, shared: Sequence[int] = ()) -> Holder | None:
         """Take the shared blocks and compute the others; nothing is inserted yet. None when memory is short."""
         holder = Holder(namespace, toks, list(shared))
         self.holders.append(holder)
-        for block_id in shared:
-            self.pool.share(block_id)
+        self.pool.share(shared)
         missing = len(toks) // B - len(shared)
         if missing > self.pool.num_free:
             self.evict(missing - self.pool.num_free)
@@ -89,7 +90,7 @@ class World:
         for index, stays in enumerate(kept):
             own = holder.blocks[index]
             if own != stays:
-                self.pool.share(stays)
+                self.pool.share([stays])
                 holder.blocks[index] = stays
                 self._release([own])
         self.check()
@@ -132,6 +133,7 @@ class World:
         self.check()
 
     def check(self) -> None:
+        self._check_changes()
         self.pool.check_invariants(b for holder in self.holders for b in holder.blocks)
         self.cache.check_invariants()
         for holder in self.holders:
@@ -139,6 +141,16 @@ class World:
         for event in self.cache.take_events():
             self._replay(event)
         assert not self.check_events or self.replayed == self.cache.present_chunks
+
+    def _check_changes(self) -> None:
+        """While the cache says that nothing changed, every prompt finds what it found."""
+        prompts = dict.fromkeys((*self.found, *((one.namespace, tuple(one.tokens)) for one in self.holders)))
+        found = {prompt: self.cache.match(*prompt, touch=False) for prompt in list(prompts)[-16:]}
+        if self.cache.changes == self.found_at:
+            assert all(self.found.get(prompt, hit) == hit for prompt, hit in found.items()), (
+                "it changed, but does not say so"
+            )
+        self.found, self.found_at = found, self.cache.changes
 
     def _check_content(self, holder: Holder) -> None:
         for index, block_id in enumerate(holder.blocks):
@@ -156,9 +168,7 @@ class World:
             self.replayed -= chunks
 
     def _release(self, blocks: list[int]) -> None:
-        for block_id in reversed(blocks):
-            if self.pool.release(block_id) and self.pool.is_cached(block_id):
-                self.cache.on_idle(block_id)
+        self.cache.on_idle(self.pool.release(reversed(blocks)))
 
 
 def make_world(kind: str, num_blocks: int = 16) -> World:

@@ -85,8 +85,7 @@ def share_instead_of_taking(fake: fakes.FakeEngine, monkeypatch: pytest.MonkeyPa
     taken = manager.get_block_ids("r0")[0]
 
     def allocate(count: int) -> list[int]:
-        for _ in range(count):
-            pool.share(taken)
+        pool.share([taken] * count)
         return [taken] * count
 
     monkeypatch.setattr(pool, "allocate", allocate)

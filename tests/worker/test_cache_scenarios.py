@@ -143,8 +143,9 @@ def test_a_prefix_that_another_request_holds_costs_nothing(cache: str) -> None:
 @CACHES
 def test_equal_hashes_never_give_foreign_kv(cache: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """4.18: every chunk has the same hash; prompts that differ early, late or in length still get their own answers."""
-    for module in (block_table, chunk_hash_cache):
-        monkeypatch.setattr(module, "hash_chunk", lambda parent, tokens: ChunkHash(bytes(16)))
+    same = ChunkHash(bytes(16))
+    monkeypatch.setattr(chunk_hash_cache, "hash_chunk", lambda parent, tokens: same)
+    monkeypatch.setattr(block_table, "hash_prompt", lambda parent, tokens, size: [same] * (len(tokens) // size))
     fake = fakes.make_fake_engine(num_blocks=40, prefix_cache=cache)
     base = list(range(1, 33))
     prompts = [base, [99, *base[1:]], [*base[:16], *base[:16]], base[16:], base[:16] + [7] * 8, [*base, 5], base]

@@ -49,14 +49,12 @@ class BlockLedger:
 
     def lock(self, blocks: Sequence[int]) -> None:
         """Keep blocks from eviction until `unlock`, or for good once `note_shared` says so."""
-        for block_id in blocks:
-            self._pool.share(block_id)
+        self._pool.share(blocks)
 
     def unlock(self, blocks: Sequence[int]) -> None:
-        for block_id in reversed(blocks):
-            idle = self._pool.release(block_id)
-            if idle and self._cache is not None and self._pool.is_cached(block_id):
-                self._cache.on_idle(block_id)
+        idle = self._pool.release(reversed(blocks))
+        if self._cache is not None:
+            self._cache.on_idle(idle)
 
     def share(self, owner: str, blocks: Sequence[int]) -> None:
         self.lock(blocks)

@@ -23,7 +23,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from cluster.core.events import CacheEvent
-from cluster.core.hashing import RouteScheme, root_hash
+from cluster.core.hashing import ChunkHash, RouteScheme, root_hash
 from worker.kvcache.block_journal import NOBODY, BlockJournal
 from worker.kvcache.block_ledger import BlockCopy, BlockLedger
 from worker.kvcache.block_pool import BlockCounts, BlockPool
@@ -54,6 +54,7 @@ class BlockManager:
         self._ledger = BlockLedger(pool, cache, journal)
         self._block_size = block_size
         self._scheme = scheme
+        self._root = root_hash(scheme)
         self._kv_fingerprint = kv_fingerprint
         self._tables: dict[str, BlockTable] = {}
         self._pins: dict[str, _Pin] = {}
@@ -70,6 +71,11 @@ class BlockManager:
     def hit_unit(self) -> int:
         """Tokens: a cached prefix is a whole number of these."""
         return 1 if self._cache is None else self._cache.hit_unit
+
+    @property
+    def cache_changes(self) -> int:
+        """While it stays the same, `cached_prefix` of a prompt does, too."""
+        return 0 if self._cache is None else self._cache.changes
 
     @property
     def capacity_tokens(self) -> int:
@@ -119,8 +125,7 @@ class BlockManager:
             self._ledger.copy(seq_id, hit.tail_block, fresh[0])
             self._ledger.unlock([hit.tail_block])
         cached = len(hit.blocks) * self._block_size + hit.tail_tokens
-        root = root_hash(self._scheme.with_salt(salt))
-        table = BlockTable(self._namespace(salt), root, hit.blocks + fresh, cached, len(hit.blocks))
+        table = BlockTable(self._namespace(salt), self._root_of(salt), hit.blocks + fresh, cached, len(hit.blocks))
         table.room = len(table.blocks) * self._block_size
         self._tables[seq_id] = table
         return cached
@@ -278,6 +283,9 @@ class BlockManager:
 
     def _namespace(self, salt: str) -> CacheNamespace:
         return CacheNamespace(self._kv_fingerprint, self._scheme.adapter, salt)
+
+    def _root_of(self, salt: str) -> ChunkHash:
+        return self._root if salt == self._scheme.salt else root_hash(self._scheme.with_salt(salt))
 
     def _match(self, tokens: Sequence[int], salt: str, *, touch: bool, whole: bool = False) -> PrefixHit:
         if self._cache is None:

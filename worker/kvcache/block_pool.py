@@ -89,44 +89,51 @@ class BlockPool:
         self._num_free -= count
         return blocks
 
-    def share(self, block_id: int) -> None:
-        """One more holder. The block must be in use or cached."""
-        refs = self._refs[block_id]
-        if refs == 0:
-            assert self._cached[block_id], f"block {block_id} is free and cannot be shared"
-            self._unlink(block_id)
-            self._num_idle -= 1
-        self._refs[block_id] = refs + 1
+    def share(self, block_ids: Iterable[int]) -> None:
+        """One more holder of each. They must be in use or cached."""
+        for block_id in block_ids:
+            refs = self._refs[block_id]
+            if refs == 0:
+                assert self._cached[block_id], f"block {block_id} is free and cannot be shared"
+                self._unlink(block_id)
+                self._num_idle -= 1
+            self._refs[block_id] = refs + 1
 
-    def release(self, block_id: int) -> bool:
-        """One holder less. True when the last one left."""
-        refs = self._refs[block_id] - 1
-        assert refs >= 0, f"block {block_id} released more often than held"
-        self._refs[block_id] = refs
-        if refs:
-            return False
-        if self._cached[block_id]:
-            self._link_after(self._prev[self._idle_head], block_id)
-            self._num_idle += 1
-        else:
-            self._give_back(block_id)
-        return True
+    def release(self, block_ids: Iterable[int]) -> list[int]:
+        """One holder less of each. Returns those whose last one left and that are cached: they are idle now."""
+        all_refs, idle = self._refs, []
+        for block_id in block_ids:
+            refs = all_refs[block_id] - 1
+            assert refs >= 0, f"block {block_id} released more often than held"
+            all_refs[block_id] = refs
+            if refs:
+                continue
+            if self._cached[block_id]:
+                self._link_after(self._prev[self._idle_head], block_id)
+                idle.append(block_id)
+            else:
+                self._give_back(block_id)
+        self._num_idle += len(idle)
+        return idle
 
-    def mark_cached(self, block_id: int) -> None:
-        """The prefix cache takes note of a block that is in use."""
-        assert self._refs[block_id] > 0 and not self._cached[block_id], f"block {block_id} cannot enter the cache"
-        self._cached[block_id] = 1
+    def mark_cached(self, block_ids: Iterable[int]) -> None:
+        """The prefix cache takes note of blocks that are in use."""
+        refs, cached = self._refs, self._cached
+        for block_id in block_ids:
+            assert refs[block_id] > 0 and not cached[block_id], f"block {block_id} cannot enter the cache"
+            cached[block_id] = 1
 
-    def unmark_cached(self, block_id: int) -> None:
-        """The prefix cache lets go. An idle block becomes free, one in use stays with its holders."""
-        assert self._cached[block_id], f"block {block_id} is not in the cache"
-        self._cached[block_id] = 0
-        if self._refs[block_id] == 0:
-            self._unlink(block_id)
-            self._num_idle -= 1
-            self._give_back(block_id)
-            if self._evicted is not None:
-                self._evicted.append(block_id)
+    def unmark_cached(self, block_ids: Iterable[int]) -> None:
+        """The prefix cache lets go. Idle blocks become free, those in use stay with their holders."""
+        for block_id in block_ids:
+            assert self._cached[block_id], f"block {block_id} is not in the cache"
+            self._cached[block_id] = 0
+            if self._refs[block_id] == 0:
+                self._unlink(block_id)
+                self._num_idle -= 1
+                self._give_back(block_id)
+                if self._evicted is not None:
+                    self._evicted.append(block_id)
 
     def watch_evictions(self) -> None:
         """From now on remember which idle blocks the prefix cache frees, for `take_evicted`."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from cluster.core.hashing import ChunkHash, hash_chunk
+from cluster.core.hashing import ChunkHash, hash_prompt
 from worker.kvcache.prefix_cache import CacheNamespace
 
 
@@ -41,7 +41,7 @@ class BlockTable:
 
     def hash_chunks(self, num_tokens: int, chunk_tokens: int) -> None:
         """Hash the chunks that are whole within `num_tokens` and not hashed yet."""
-        for index in range(len(self.chunk_hashes), num_tokens // chunk_tokens):
-            parent = self.chunk_hashes[-1] if self.chunk_hashes else self.root
-            chunk = self.tokens[index * chunk_tokens : (index + 1) * chunk_tokens]
-            self.chunk_hashes.append(hash_chunk(parent, chunk))
+        hashed = len(self.chunk_hashes) * chunk_tokens
+        if num_tokens - hashed >= chunk_tokens:
+            last = self.chunk_hashes[-1] if hashed else self.root
+            self.chunk_hashes += hash_prompt(last, self.tokens[hashed:num_tokens], chunk_tokens)

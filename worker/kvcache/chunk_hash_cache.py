@@ -76,6 +76,7 @@ class ChunkHashCache:
         self._chunk_by_last: dict[int, _Chunk] = {}
         self._entries_of = array("i", bytes(4 * pool.num_blocks))  # above 1 where a fork left inside a chunk
         self._events: list[CacheEvent] = []
+        self.changes = 0
 
     @property
     def hit_unit(self) -> int:
@@ -137,7 +138,7 @@ class ChunkHashCache:
     def claimed_slots(self, block_id: int) -> int:
         return self._block_size if self._pool.is_cached(block_id) else 0
 
-    def on_idle(self, block_id: int) -> None:
+    def on_idle(self, block_ids: Sequence[int]) -> None:
         """Nothing to do: the pool's idle list is the order of eviction."""
 
     def evict(self, count: int) -> int:
@@ -157,6 +158,7 @@ class ChunkHashCache:
         self._tables.clear()
         self._chunk_by_last.clear()
         self._events = [CacheEvent(CacheEventKind.CLEARED)]
+        self.changes += 1
 
     def take_events(self) -> list[CacheEvent]:
         events, self._events = self._events, []
@@ -219,11 +221,11 @@ class ChunkHashCache:
             table = self._tables[chunk.namespace] = _Table(self._root_of(chunk.namespace))
         table.chunks[chunk.key] = chunk
         self._chunk_by_last[chunk.blocks[-1]] = chunk
+        self.changes += 1
         if chunk.parent is not None:
             chunk.parent.num_children += 1
+        self._pool.mark_cached([block_id for block_id in chunk.blocks if self._entries_of[block_id] == 0])
         for block_id in chunk.blocks:
-            if self._entries_of[block_id] == 0:
-                self._pool.mark_cached(block_id)
             self._entries_of[block_id] += 1
 
     def _remove(self, chunk: _Chunk) -> None:
@@ -232,6 +234,7 @@ class ChunkHashCache:
         if not table.chunks:
             del self._tables[chunk.namespace]
         del self._chunk_by_last[chunk.blocks[-1]]
+        self.changes += 1
         if chunk.parent is not None:
             chunk.parent.num_children -= 1
         self._let_go(chunk)
@@ -239,8 +242,7 @@ class ChunkHashCache:
     def _let_go(self, chunk: _Chunk) -> None:
         for block_id in chunk.blocks:
             self._entries_of[block_id] -= 1
-            if self._entries_of[block_id] == 0:
-                self._pool.unmark_cached(block_id)
+        self._pool.unmark_cached([block_id for block_id in chunk.blocks if self._entries_of[block_id] == 0])
 
     def _longest_idle(self) -> _Chunk | None:
         """The chunk without children whose last block has been idle longest. Almost always the list's first block."""

@@ -44,6 +44,10 @@ class PrefixCache(Protocol):
     def present_chunks(self) -> set[ChunkHash]:
         """Chunks whose last block is cached now; what the events add up to."""
 
+    @property
+    def changes(self) -> int:
+        """Another number whenever `match` may find something else than before."""
+
     def match(self, namespace: CacheNamespace, tokens: Sequence[int], *, touch: bool = True) -> PrefixHit:
         """The longest cached prefix. The caller shares the blocks before anything else happens."""
 
@@ -69,8 +73,8 @@ class PrefixCache(Protocol):
     def claimed_slots(self, block_id: int) -> int:
         """How many slots of a block are findable content and must not be written; 0 when it is not cached."""
 
-    def on_idle(self, block_id: int) -> None:
-        """A cached block lost its last holder."""
+    def on_idle(self, block_ids: Sequence[int]) -> None:
+        """These cached blocks lost their last holder, in this order."""
 
     def evict(self, count: int) -> int:
         """Free `count` idle blocks, or all when there are fewer; return how many, which may be a chunk less one more.

@@ -128,11 +128,13 @@ class RadixNode:
         self.packed += packed
         self.blocks.extend(blocks)
 
-    def pop_block(self) -> int:
-        """Drop the last block; its tokens go as well."""
-        keep = (len(self.blocks) - 1) * self.block_bytes
-        del self.packed[keep:]
-        return self.blocks.pop()
+    def pop_blocks(self, count: int) -> array[int]:
+        """Drop the last blocks, with their tokens. Returns them, the last one first."""
+        keep = len(self.blocks) - count
+        gone = self.blocks[keep:]
+        gone.reverse()
+        del self.blocks[keep:], self.packed[keep * self.block_bytes :]
+        return gone
 
     def detach(self, key: bytes) -> RadixNode:
         """Leave the parent, where this node stands under `key`, and return it."""

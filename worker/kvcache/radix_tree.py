@@ -59,6 +59,7 @@ class RadixTree:
         self._tick = 0
         self._serials = itertools.count()
         self._events: list[CacheEvent] = []
+        self.changes = 0
 
     @property
     def hit_unit(self) -> int:
@@ -124,8 +125,9 @@ class RadixTree:
         child = RadixNode(self._block_bytes, next(self._serials), tail, [block_id])
         child.last_access = self._tick
         node.add_child(child)
+        self.changes += 1
         self._node_by_tail[block_id] = child
-        self._pool.mark_cached(block_id)
+        self._pool.mark_cached([block_id])
 
     def claimed_slots(self, block_id: int) -> int:
         if not self._pool.is_cached(block_id):
@@ -133,11 +135,12 @@ class RadixTree:
         node = self._node_by_tail.get(block_id)
         return len(node.packed) // TOKEN_BYTES if node is not None and node.is_tail else self._block_size
 
-    def on_idle(self, block_id: int) -> None:
-        """If the block ends a leaf, the leaf becomes evictable."""
-        node = self._node_by_tail.get(block_id)
-        if node is not None:
-            self._queue(node)
+    def on_idle(self, block_ids: Sequence[int]) -> None:
+        """If a block ends a leaf, the leaf becomes evictable."""
+        for block_id in block_ids:
+            node = self._node_by_tail.get(block_id)
+            if node is not None:
+                self._queue(node)
 
     def evict(self, count: int) -> int:
         """Least recently used leaves first."""
@@ -155,14 +158,14 @@ class RadixTree:
 
     def clear(self) -> None:
         for node in self.nodes():
-            for block_id in node.blocks:
-                self._pool.unmark_cached(block_id)
+            self._pool.unmark_cached(node.blocks)
         self._roots.clear()
         self._namespaces.clear()
         self._node_by_tail.clear()
         self._chunk_by_block.clear()
         self._lru.clear()
         self._events = [CacheEvent(CacheEventKind.CLEARED)]
+        self.changes += 1
 
     def take_events(self) -> list[CacheEvent]:
         events, self._events = self._events, []
@@ -293,7 +296,8 @@ class RadixTree:
         self, node: RadixNode, packed: bytes, blocks: Sequence[int], start: int, hashes: Sequence[ChunkHash]
     ) -> None:
         """Attach blocks[start:], with tokens `packed`, below `node`: a leaf just grows, any other node gets a child."""
-        self._drop_tail_before(node, packed[: self._block_bytes])
+        if self._partial:
+            self._drop_tail_before(node, packed[: self._block_bytes])
         if node.parent is not None and not node.children:
             del self._node_by_tail[node.blocks[-1]]
             node.grow(packed, blocks[start:])
@@ -301,37 +305,33 @@ class RadixTree:
             node = node.add_child(RadixNode(self._block_bytes, next(self._serials), packed, blocks[start:]))
         node.last_access = self._tick
         self._node_by_tail[blocks[-1]] = node
-        stored: list[ChunkHash] = []
-        for index in range(start, len(blocks)):
-            self._pool.mark_cached(blocks[index])
-            if (index + 1) % self._chunk_blocks == 0:
-                chunk = hashes[index // self._chunk_blocks]
-                self._chunk_by_block[blocks[index]] = chunk
-                stored.append(chunk)
-        if stored:
-            self._events.append(CacheEvent(CacheEventKind.STORED, tuple(stored)))
+        self._pool.mark_cached(blocks[start:])
+        self.changes += 1
+        per_chunk = self._chunk_blocks
+        first, end = start // per_chunk, len(blocks) // per_chunk
+        if first < end:
+            stored = tuple(hashes[first:end])
+            self._chunk_by_block.update(zip(blocks[(first + 1) * per_chunk - 1 :: per_chunk], stored, strict=True))
+            self._events.append(CacheEvent(CacheEventKind.STORED, stored))
 
     def _drop_tail_before(self, node: RadixNode, key: bytes) -> None:
         """A tail whose tokens `key` continues says nothing any more once `key` is there."""
         tail = node.tail_before(key)
         if tail is not None:
             tail.detach(tail.key)
-            block_id = tail.pop_block()
-            del self._node_by_tail[block_id]
-            self._pool.unmark_cached(block_id)
+            gone = tail.pop_blocks(1)
+            del self._node_by_tail[gone[0]]
+            self._pool.unmark_cached(gone)
 
     def _cut_tail(self, node: RadixNode, limit: int) -> int:
         """Drop up to `limit` idle blocks from the end of a leaf; remove the node when nothing is left."""
         key = node.key
         del self._node_by_tail[node.blocks[-1]]
-        removed: list[ChunkHash] = []
-        cut = 0
-        while node.blocks and cut < limit and self._pool.ref_count(node.blocks[-1]) == 0:
-            block_id = node.pop_block()
-            self._pool.unmark_cached(block_id)
-            cut += 1
-            if block_id in self._chunk_by_block:
-                removed.append(self._chunk_by_block.pop(block_id))
+        cut = node.pop_blocks(self._idle_at_end(node.blocks, limit))
+        self._pool.unmark_cached(cut)
+        self.changes += 1
+        chunks = self._chunk_by_block
+        removed = [chunks.pop(block_id) for block_id in cut if block_id in chunks]
         if removed:
             self._events.append(CacheEvent(CacheEventKind.REMOVED, tuple(removed)))
         if node.blocks:
@@ -340,7 +340,16 @@ class RadixTree:
                 self._queue(node)
         else:
             self._unlink(node, key)
-        return cut
+        return len(cut)
+
+    def _idle_at_end(self, blocks: Sequence[int], limit: int) -> int:
+        """How many of the last `limit` blocks of a leaf nobody holds: who holds one holds all before it."""
+        count = 0
+        for block_id in reversed(blocks[-limit:]):
+            if self._pool.ref_count(block_id):
+                break
+            count += 1
+        return count
 
     def _unlink(self, node: RadixNode, key: bytes) -> None:
         parent = node.detach(key)

@@ -12,7 +12,8 @@ cold one. The ageing bound ends that: nobody is overtaken by a younger one of it
 Owns: the order, and the tokens that wait, by router.
 Does not: know memory or budgets, or look into the cache by itself (`look` does).
 Invariants: classes are strictly ordered; what is held is never next; a look costs one match of a prompt, and a step
-looks at a bounded number of them; what left the queue leaves the heaps before they are twice as long as the queue.
+looks at a bounded number of them, at none again while the cache stays as it is; what left the queue leaves the heaps
+before they are twice as long as the queue.
 Source: longest-prefix-first as in SGLang's RadixAttention (arXiv 2312.07104); the bound is ours.
 """
 
@@ -33,10 +34,21 @@ _Key = tuple[int, ...]
 
 
 class WaitingQueue:
-    """`look`: cached tokens of a sequence now. `prefix_first` False: in the order of arrival."""
+    """`look`: cached tokens of a sequence now. `prefix_first` False: in the order of arrival.
 
-    def __init__(self, look: Callable[[Sequence], int], ageing_s: float, *, prefix_first: bool = True) -> None:
+    changes: of the cache: while this number stays the same, so does the answer of a look.
+    """
+
+    def __init__(
+        self,
+        look: Callable[[Sequence], int],
+        changes: Callable[[], int],
+        ageing_s: float,
+        *,
+        prefix_first: bool = True,
+    ) -> None:
         self._look = look
+        self._changes = changes
         self._ageing_s = ageing_s
         self._prefix_first = prefix_first
         self._classes: dict[int, _PriorityClass] = {}
@@ -136,6 +148,8 @@ class WaitingQueue:
 
     def _look_again(self, seq: Sequence) -> bool:
         """Whether its cached prefix changed."""
+        if seq.looked_at == self._changes():
+            return False
         cached = self._cached(seq)
         if cached == seq.expected_cached:
             return False
@@ -145,6 +159,7 @@ class WaitingQueue:
 
     def _cached(self, seq: Sequence) -> int:
         self.num_looks += 1
+        seq.looked_at = self._changes()
         return self._look(seq)
 
     def _count(self, seq: Sequence) -> None:

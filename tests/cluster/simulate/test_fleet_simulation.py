@@ -14,7 +14,7 @@ from cluster.core.step_time import StepTimeModel
 from cluster.simulate.fleet_load import speed_for_utilisation
 from cluster.simulate.fleet_report import clairvoyant_bound, make_fleet_report
 from cluster.simulate.fleet_simulation import Death, FleetResult, FleetSettings, FleetSimulation, Slowdown
-from cluster.simulate.ideal_hits import ideal_block_hits
+from cluster.simulate.ideal_hits import ideal_block_hits, ideal_hits
 from cluster.simulate.mooncake_trace import TRACE_BLOCK, TraceRequest, read_trace
 from cluster.simulate.policy_lineup import LINEUP, chosen_policies
 from cluster.simulate.scaled_replica import ReplicaSettings
@@ -48,7 +48,7 @@ def test_every_policy_serves_everything_and_gives_the_same_again(policy: str) ->
     assert [r.ttft_s for r in first.records.values()] == [r.ttft_s for r in again.records.values()]
     report = make_fleet_report(policy, first, wall_s=0.0)
     assert report.ttft is not None and report.hit_rate is not None
-    assert report.ttft.mean >= clairvoyant_bound(requests, 4, TIMES, 2048)
+    assert report.ttft.mean >= clairvoyant_bound(requests, ideal_hits(requests), 4, TIMES, 2048)
     assert 1.0 <= report.hotspot <= 4.0
 
 
@@ -113,8 +113,8 @@ def test_the_bound_by_hand() -> None:
     """Two at once on two replicas: alone 0.205 s each; pooled one is done at 0.1025 and the other at 0.205."""
     times = StepTimeModel(5e-3, 1e-4, 0.0, 0.0, 0.0)
     requests = [TraceRequest(n, 1.0, 2000, 1, tuple(range(4 * n, 4 * n + 4))) for n in range(2)]
-    assert clairvoyant_bound(requests, 2, times, 2000) == pytest.approx(0.205)
-    assert clairvoyant_bound(requests, 1, times, 2000) == pytest.approx((0.205 + 0.41) / 2)
+    assert clairvoyant_bound(requests, ideal_hits(requests), 2, times, 2000) == pytest.approx(0.205)
+    assert clairvoyant_bound(requests, ideal_hits(requests), 1, times, 2000) == pytest.approx((0.205 + 0.41) / 2)
 
 
 def test_the_speed_for_a_utilisation_is_found() -> None:

@@ -313,7 +313,7 @@ def test_colliding_hashes_never_give_a_wrong_answer(
                 world.insert(holder)
             for live in world.holders:
                 world.match(live.tokens, live.namespace)  # which compares the content of what it finds
-    while world.holders:
-        world.stop(world.holders[0])
-    world.evict(num_blocks)
+        while world.holders:
+            world.stop(world.holders[0])
+        world.evict(num_blocks)
     assert world.pool.num_free == num_blocks

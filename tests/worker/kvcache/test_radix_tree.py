@@ -70,8 +70,7 @@ def test_ten_thousand_children_under_one_node_are_found_and_evicted() -> None:
         (leaf,) = pool.allocate(1) or []
         toks = [*tokens(1), n, n, n, n]
         tree.insert(NS, toks, [own[0], leaf], hashes(NS, toks))
-        pool.release(leaf)
-        tree.on_idle(leaf)
+        tree.on_idle(pool.release([leaf]))
     assert len(tree.match(NS, tokens(1) + [77] * B).blocks) == 2
     assert tree.evict(10_000) == 10_000
     pool.check_invariants(own)

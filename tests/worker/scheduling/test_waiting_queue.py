@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -15,12 +17,13 @@ from worker.sequence import Sequence
 
 
 class World:
-    """`cached` is the cache: how much of each prompt it has."""
+    """`cached` is the cache: how much of each prompt it has. As far as the queue is told, it changes all the time."""
 
     def __init__(self, ageing_s: float = 2.0, **options: Any) -> None:
         self.cached: dict[str, int] = {}
         self.looked: list[str] = []
-        self.queue = WaitingQueue(self._look, ageing_s, **options)
+        self.changes: Iterator[int] = itertools.count()
+        self.queue = WaitingQueue(self._look, lambda: next(self.changes), ageing_s, **options)
         self.count = 0
 
     def _look(self, seq: Sequence) -> int:
@@ -149,6 +152,18 @@ def test_looks_are_bounded() -> None:
     world.queue.refresh()
     assert world.queue.num_looks - before <= LOOKS_PER_STEP
     assert world.queue.num_looks == len(world.looked)
+
+
+def test_nobody_is_looked_at_twice_in_the_same_state_of_the_cache() -> None:
+    world = World()
+    world.changes = itertools.repeat(7)
+    first, second = world.add(cached=2), world.add(cached=1)
+    world.cached["s1"] = 8
+    world.queue.refresh()
+    assert world.queue.first(0.0) is first and world.looked == ["s0", "s1"]
+    world.changes = itertools.repeat(8)
+    world.queue.refresh()
+    assert world.queue.first(0.0) is second and world.looked == ["s0", "s1", "s0", "s1"]
 
 
 @pytest.mark.parametrize("options", [{"prefix_first": False}, {"ageing_s": 0.0}], ids=str)
