@@ -35,7 +35,7 @@ from cluster.ray_metrics import RayMetrics
 from cluster.route_scheme import route_scheme
 from cluster.telemetry import configure_logging
 from cluster.tokenizer import Tokenizer
-from router import process_services, routing_state
+from router import exclusive_port, process_services, routing_state
 from router.attempts import Attempts
 from router.front_door import FrontDoor
 from router.grpc_api import GrpcApi
@@ -64,6 +64,7 @@ class Ingress:
 
     async def __init__(self, workers: DeploymentHandle, config: dict[str, Any], state_name: str) -> None:  # type: ignore[misc]  # Serve awaits it
         configure_logging("router")
+        exclusive_port.install()  # Serve opens the ports once this is done
         self._config = ClusterConfig.model_validate(config)
         model_dir = await asyncio.to_thread(resolve_model, self._config.engine.model, weights=False)
         tokenizer = await asyncio.to_thread(Tokenizer.from_dir, model_dir)

@@ -1,7 +1,8 @@
 """Two front doors: the requests of one connection are shared out among them, and an update closes none.
 
 The update is Serve's rolling one, under load, to another model and chunk size: two versions stand side by side, and
-every answer is one of theirs, whole. Named after its cluster, which both tests need.
+every answer is one of theirs, whole. Another process listens where their own gRPC ports would be, as a second cluster
+on this machine does, and gets nothing. Named after its cluster, which all tests need.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ import tiny_models
 from drill_cluster import DrillCluster
 from drill_load import Asked, DrillLoad, ask, prompt_ids
 from patience import eventually
+from port_stranger import PortStranger
 
 from cluster.config import ClusterConfig, EngineConfig
 from cluster.core.replica import WorkerId
@@ -66,9 +68,26 @@ def new_model(tiny_model_dir: Callable[[str], Path], tmp_path_factory: pytest.Te
 
 
 @pytest.fixture(scope="module")
-def two_doors(old_model: Path) -> Iterator[DrillCluster]:
-    with DrillCluster(version(old_model, 64)) as cluster:
+def stranger() -> Iterator[PortStranger]:
+    with PortStranger(2) as stranger:
+        yield stranger
+
+
+@pytest.fixture(scope="module")
+def two_doors(old_model: Path, stranger: PortStranger) -> Iterator[DrillCluster]:
+    ports = {
+        "RAY_SERVE_DIRECT_INGRESS_MIN_GRPC_PORT": str(stranger.ports.start),
+        "RAY_SERVE_DIRECT_INGRESS_MAX_GRPC_PORT": str(stranger.ports.stop + 20),
+    }
+    with DrillCluster(version(old_model, 64), environment=ports) as cluster:
         yield cluster
+
+
+def test_a_port_of_another_process_is_left_to_it(two_doors: DrillCluster, stranger: PortStranger) -> None:
+    assert stranger.connections() == 0, "HAProxy takes it for a front door"
+    with grpc.insecure_channel(two_doors.grpc_address) as channel:
+        assert ask(two_doors.grpc_address, channel, 0, 96, 2).error is None
+    assert stranger.connections() == 0
 
 
 @pytest.mark.parametrize("at_once", [1, 8])
@@ -109,7 +128,7 @@ def test_an_update_under_load(two_doors: DrillCluster, old_model: Path, new_mode
     assert load.failures() == []
     by_version = {name: [one for one in asked if one.tokens == known[one.prompt]] for name, known in answers.items()}
     strange = [one for one in asked if one.tokens not in {known[one.prompt] for known in answers.values()}]
-    assert strange == [], f"an answer of no version; asked for: {answers}"
+    assert strange == [], f"of no version; replicas here: {before | registered(two_doors)}; asked for: {answers}"
     old, new = replicas(by_version["old"]), replicas(by_version["new"])
     after = all_registered(two_doors, without=before)
     assert old and new and old <= before and new <= after
