@@ -105,10 +105,13 @@ class IndexConfig(_Part):
 
 
 class RouterConfig(_Part):
+    """start_wait_s: how long a request without a deadline of its own waits where there is no replica at all."""
+
     policy: Literal["estimated_ttft", "least_uncached", "round_robin"] = "estimated_ttft"
     replicas: int = Field(1, ge=1)
     default_prefill_tokens_per_s: float = Field(1000.0, gt=0)
     near_tie: float = Field(0.05, ge=0, le=1)
+    start_wait_s: float = Field(600.0, gt=0, le=86_400)
 
 
 class ServeConfig(_Part):
