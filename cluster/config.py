@@ -194,18 +194,6 @@ class ClusterConfig(_Part):
             raise ValueError("autoscaling needs serve.drain_s above 0: a replica that goes would cut its answers off")
         return self
 
-    def as_told_to_replicas(self) -> ClusterConfig:
-        """Without what only says how many there are: Serve replaces every replica that would be told something else."""
-        one: dict[str, BaseModel] = {
-            "serve": self.serve.model_copy(update={"replicas": 1}),
-            "router": self.router.model_copy(update={"replicas": 1}),
-        }
-        scaling = self.autoscaling
-        if scaling is not None:
-            told = scaling.model_dump(include={"ttft_target_s", "coldest_victim"})
-            one["autoscaling"] = AutoscalingConfig(min_replicas=min(scaling.min_replicas, 1), max_replicas=1, **told)
-        return self.model_copy(update=one)
-
     @property
     def public_name(self) -> str:
         """The model name clients use."""
