@@ -71,12 +71,14 @@ class Ingress:
         if not await self._state.follower.wait_ready(READY_TIMEOUT_S):
             logger.warning("the index is not readable yet: routing by load until it is")
         self._channels = TokenChannels(self._state.router_id)
-        dispatcher = ServeDispatcher(workers, self._state.ledger, self._channels, self._config.router.start_wait_s)
         front_door = FrontDoor(
             model=self._config.public_name,
             tokenizer=tokenizer,
             scheme=scheme,
-            attempts=Attempts(dispatcher, self._state.mark_lost),
+            attempts=Attempts(
+                ServeDispatcher(workers, self._state.ledger, self._channels, self._config.router.start_wait_s),
+                self._state.mark_lost,
+            ),
             accounting=self._state,
             router_id=self._state.router_id,
             max_model_len=self._state.max_model_len,
