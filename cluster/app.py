@@ -1,6 +1,6 @@
 """build_app: the Serve application, front door plus workers. The only module that imports both router and worker.
 
-Owns: deployment options: names, replicas, resources, limits, health checks, the router class.
+Owns: deployment options: names, replicas, resources, limits, health checks, the router class; the version of each.
 Does not: start Ray or Serve (cluster.launcher) or read the environment.
 Invariants: `max_ongoing_requests` is far above the engine's own queue, so only the engine refuses.
 """
@@ -15,6 +15,8 @@ from ray.serve.config import RequestRouterConfig
 
 from cluster.autoscaling import serve_options
 from cluster.config import ClusterConfig
+from cluster.pinned_version import pinned, version_of
+from cluster.replica_args import told_to_front_doors, told_to_workers
 from router.ingress import Ingress, build_ingress_app
 from worker.deployment import LLMWorker
 
@@ -30,13 +32,13 @@ HEALTH_TIMEOUT_S = 10.0
 
 def build_app(config: ClusterConfig) -> Application:
     """`config.index.redis_url` must be set."""
-    dumped = config.as_told_to_replicas().model_dump()
+    for_workers, for_front_doors = told_to_workers(config).model_dump(), told_to_front_doors(config).model_dump()
     state_name = f"{config.serve.name}/LLMWorker"
     engine, placement = config.engine, config.serve
     replicas: dict[str, Any] = {"num_replicas": placement.replicas}
     if config.autoscaling is not None:
         replicas = {"autoscaling_config": serve_options(config.autoscaling, placement.replicas)}
-    workers = serve.deployment(
+    worker = serve.deployment(
         LLMWorker,
         name="LLMWorker",
         max_ongoing_requests=4 * (engine.max_queue + engine.max_num_seqs),
@@ -49,7 +51,7 @@ def build_app(config: ClusterConfig) -> Application:
             request_router_class=ROUTER_CLASS, request_router_kwargs={"state_name": state_name}
         ),
         **replicas,
-    ).bind(dumped)
+    )
     front_door = serve.deployment(
         serve.ingress(build_ingress_app)(Ingress),
         name="Ingress",
@@ -61,4 +63,6 @@ def build_app(config: ClusterConfig) -> Application:
         graceful_shutdown_wait_loop_s=0.5,
         ray_actor_options={"num_cpus": 0.1},
     )
-    return front_door.bind(workers, dumped, state_name)
+    workers = pinned(worker, version_of(for_workers)).bind(for_workers)
+    version = version_of({"config": for_front_doors, "state_name": state_name})
+    return pinned(front_door, version).bind(workers, for_front_doors, state_name)

@@ -2,7 +2,8 @@
 
 Serve's delays, factors and look-back would act after ours, so they are neutral: whatever the policy says is done.
 
-Owns: reading Serve's context, telling fresh reports from old ones, and these options.
+Owns: reading Serve's context, telling fresh reports from old ones, these options, and how many replicas there are at
+first: Serve's own `initial_replicas` would be the number after every redeploy, too.
 Does not: decide (cluster.core.autoscaling_policy), or import Ray: Serve passes the context in.
 Invariants: a replica whose report does not change for `_SILENT_S` tells nothing, whatever its clock says; a context
 that is not as expected keeps the present target.
@@ -33,6 +34,8 @@ class ServeContext(Protocol):
 
     target_num_replicas: int
     running_replicas: Sequence[Any]
+    last_scale_up_time: float | None
+    last_scale_down_time: float | None
 
     @property
     def total_queued_requests(self) -> float | None: ...
@@ -41,14 +44,23 @@ class ServeContext(Protocol):
 
 
 class ServeAutoscaling:
-    """Serve makes one per deployment and calls it a few times per second. `options`: of a dumped AutoscalingConfig."""
+    """Serve makes one for each deploy and calls it a few times per second. `options`: of a dumped AutoscalingConfig.
 
-    def __init__(self, *, clock: Callable[[], float] = time.monotonic, **options: Any) -> None:
+    initial_replicas: how many there are when the deployment is new.
+    """
+
+    def __init__(
+        self, *, initial_replicas: int = 0, clock: Callable[[], float] = time.monotonic, **options: Any
+    ) -> None:
         self._policy = AutoscalingPolicy(AutoscalingConfig.model_validate(options).parameters())
         self._clock = clock
+        self._initial = initial_replicas
         self._heard: dict[str, tuple[float, float]] = {}  # the report's own time, and when we saw it first
 
     def __call__(self, context: ServeContext) -> tuple[int, dict[str, Any]]:
+        initial, self._initial = self._initial, 0
+        if initial > context.target_num_replicas and _is_new(context):
+            return initial, {}
         now = self._clock()
         if not self._policy.due(now) and context.target_num_replicas:
             return context.target_num_replicas, {}
@@ -72,17 +84,24 @@ class ServeAutoscaling:
         return found
 
 
+def _is_new(context: ServeContext) -> bool:
+    """Nothing runs and nothing ever changed: a deployment that is at zero came there."""
+    return not context.running_replicas and context.last_scale_up_time is None and context.last_scale_down_time is None
+
+
 def serve_options(config: AutoscalingConfig, initial_replicas: int) -> dict[str, Any]:
     """`autoscaling_config` of a deployment."""
     return {
         "min_replicas": config.min_replicas,
         "max_replicas": config.max_replicas,
-        "initial_replicas": initial_replicas,
         "look_back_period_s": _SERVE_WINDOW_S,
         "upscale_delay_s": 0.0,
         "downscale_delay_s": 0.0,
         "downscale_to_zero_delay_s": 0.0,
         "upscaling_factor": 1.0,
         "downscaling_factor": 1.0,
-        "policy": {"policy_function": POLICY_PATH, "policy_kwargs": config.model_dump()},
+        "policy": {
+            "policy_function": POLICY_PATH,
+            "policy_kwargs": {"initial_replicas": initial_replicas, **config.model_dump()},
+        },
     }

@@ -25,7 +25,7 @@ from typing import Any
 
 import ray
 
-logger = logging.getLogger(__name__)
+logger = logging.getLogger("ray.serve")  # no other logger is heard in the controller
 
 INSTALL_PATH = "cluster.coldest_victim.install"
 RAY_VERSION = "2.60.0"
@@ -92,6 +92,9 @@ def _coldest_first(stop: Callable[..., Any], heats: Heats) -> Callable[..., Any]
             *self._recovering_replicas[deployment_id],
         ]
         order += sorted(running, key=lambda one: (running[one] == self._head_node_id, heat.get(one, 0.0)))
-        return set(order[:max_num_to_stop])
+        chosen = order[:max_num_to_stop]
+        told = ", ".join(f"{one.unique_id} {heat.get(one, 0.0):g}" for one in running)
+        logger.info("the coldest go: %s; heat of those that run: %s", [one.unique_id for one in chosen], told)
+        return set(chosen)
 
     return get_replicas_to_stop

@@ -105,10 +105,13 @@ class IndexConfig(_Part):
 
 
 class RouterConfig(_Part):
+    """start_wait_s: how long a request without a deadline of its own waits where there is no replica at all."""
+
     policy: Literal["estimated_ttft", "least_uncached", "round_robin"] = "estimated_ttft"
     replicas: int = Field(1, ge=1)
     default_prefill_tokens_per_s: float = Field(1000.0, gt=0)
     near_tie: float = Field(0.05, ge=0, le=1)
+    start_wait_s: float = Field(600.0, gt=0, le=86_400)
 
 
 class ServeConfig(_Part):
@@ -190,18 +193,6 @@ class ClusterConfig(_Part):
         if not self.serve.drain_s:
             raise ValueError("autoscaling needs serve.drain_s above 0: a replica that goes would cut its answers off")
         return self
-
-    def as_told_to_replicas(self) -> ClusterConfig:
-        """Without what only says how many there are: Serve replaces every replica that would be told something else."""
-        one: dict[str, BaseModel] = {
-            "serve": self.serve.model_copy(update={"replicas": 1}),
-            "router": self.router.model_copy(update={"replicas": 1}),
-        }
-        scaling = self.autoscaling
-        if scaling is not None:
-            told = scaling.model_dump(include={"ttft_target_s", "coldest_victim"})
-            one["autoscaling"] = AutoscalingConfig(min_replicas=min(scaling.min_replicas, 1), max_replicas=1, **told)
-        return self.model_copy(update=one)
 
     @property
     def public_name(self) -> str:

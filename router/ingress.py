@@ -80,7 +80,10 @@ class Ingress:
             model=self._config.public_name,
             tokenizer=tokenizer,
             scheme=scheme,
-            attempts=Attempts(ServeDispatcher(workers, self._state.ledger, self._channels), self._state.mark_lost),
+            attempts=Attempts(
+                ServeDispatcher(workers, self._state.ledger, self._channels, self._config.router.start_wait_s),
+                self._state.mark_lost,
+            ),
             accounting=self._state,
             router_id=self._state.router_id,
             max_model_len=self._state.max_model_len,

@@ -39,6 +39,7 @@ class PrefixAwareRouter(RequestRouter):  # type: ignore[misc]
         if not ticket.open or pending_request.future.done():
             return [[replica] for replica in candidate_replicas]
         by_id = {WorkerId(r.replica_id.unique_id): r for r in candidate_replicas}
+        ticket.placed = ticket.placed or bool(by_id)
         return [[by_id[worker_id]] for worker_id in state.decide(ticket.hint, list(by_id))]
 
     def on_request_routed(self, pending_request: PendingRequest, replica_id: ReplicaID, result: Any) -> None:

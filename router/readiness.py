@@ -10,7 +10,7 @@
 Owns: these words and the judgement.
 Does not: gather the facts (router.routing_state) or answer probes (router.http_api, router.grpc_api).
 Invariants: ready means that the index snapshot is in and at least one replica is ready or a request would bring one up;
-else `reason` says what to wait for.
+`reason` says what to wait for, or what a request would wait for.
 """
 
 from __future__ import annotations
@@ -57,15 +57,18 @@ def judge(
     replicas = {worker_id: _word(load, offered is None or worker_id in offered) for worker_id, load in loads.items()}
     for worker_id in offered or ():
         replicas.setdefault(worker_id, "lost" if worker_id in lost else "not registered")
+    able = READY in replicas.values()
     if not snapshot_in:
         reason = "the index has not been read yet"
-    elif READY in replicas.values() or starts_replicas:
+    elif able:
         reason = ""
+    elif starts_replicas:
+        reason = "no replica is ready: a request starts one and waits for it"
     elif replicas:
         reason = "no replica is ready"
     else:
         reason = "no replica is there yet"
-    return Readiness(ready=not reason, reason=reason, index=index, replicas=replicas)
+    return Readiness(ready=snapshot_in and (able or starts_replicas), reason=reason, index=index, replicas=replicas)
 
 
 def _word(load: ReplicaLoad, offered: bool) -> str:

@@ -58,7 +58,11 @@ class RouteHint:
 
 @dataclass(slots=True)
 class RouteTicket:
-    """The hint of one call. Serve may still ask where to send it when it is over already."""
+    """The hint of one call. Serve may still ask where to send it when it is over already.
+
+    placed: there was a replica to choose.
+    """
 
     hint: RouteHint
     open: bool = True
+    placed: bool = False

@@ -2,7 +2,8 @@
 
 The replica answers over its token channel if this router is connected to it, else as items of the call.
 
-Owns: packing the request, the route ticket, reading the call, translating Ray's failures into ours.
+Owns: packing the request, the route ticket, reading the call, how long a request waits while there is no replica to
+choose (none was started yet, or all are gone), translating Ray's failures into ours.
 Does not: choose (PrefixAwareRouter does, inside the handle), retry (front_door does) or hold sockets (token_channels).
 Invariants: leaving the stream early cancels the call; an infrastructure failure becomes ReplicaLost or Overloaded; the
 ticket is open exactly as long as the stream.
@@ -20,7 +21,8 @@ from ray.exceptions import RayActorError, RayError
 from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError
 from ray.serve.handle import DeploymentHandle
 
-from cluster.core.errors import Overloaded, ReplicaLost
+from cluster.config import RouterConfig
+from cluster.core.errors import NoReplica, Overloaded, ReplicaLost
 from cluster.core.replica import WorkerId
 from cluster.core.request import GenerationRequest, TokenDelta
 from cluster.token_channel import WorkerCall, WorkerReply
@@ -34,10 +36,17 @@ logger = logging.getLogger(__name__)
 
 
 class ServeDispatcher:
-    def __init__(self, workers: DeploymentHandle, ledger: RouteLedger, channels: TokenChannels) -> None:
+    def __init__(
+        self,
+        workers: DeploymentHandle,
+        ledger: RouteLedger,
+        channels: TokenChannels,
+        start_wait_s: float = RouterConfig().start_wait_s,
+    ) -> None:
         self._generate = workers.options(stream=True, method_name="generate")
         self._ledger = ledger
         self._channels = channels
+        self._start_wait_s = start_wait_s
         self._readers: set[asyncio.Task[None]] = set()
 
     async def dispatch(
@@ -51,6 +60,7 @@ class ServeDispatcher:
             reader = asyncio.create_task(self._read(stream, call))
             self._readers.add(reader)
             reader.add_done_callback(self._readers.discard)
+            waits = asyncio.get_running_loop().call_later(self._start_wait_s, self._give_up, ticket, call)
             finished = False
             try:
                 while (item := await call.next()) is not None:
@@ -71,6 +81,7 @@ class ServeDispatcher:
                 finished = True
                 raise self._lost(request, error) from error
             finally:
+                waits.cancel()
                 ticket.open = False  # cancelling takes Serve a few turns, in which it may choose again
                 if not finished:
                     stream.cancel()
@@ -94,6 +105,10 @@ class ServeDispatcher:
             call.over(error)
         else:
             call.over()
+
+    def _give_up(self, ticket: RouteTicket, call: TokenCall) -> None:
+        if not ticket.placed:
+            call.over(NoReplica(f"no replica was there within {self._start_wait_s:g} s"))
 
     def _lost(self, request: GenerationRequest, error: RayError) -> ReplicaLost:
         life = self._ledger.booked_on(request.request_id)

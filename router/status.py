@@ -77,6 +77,7 @@ _TABLE: dict[type[errors.KvrayError], _Row] = {
     errors.Overloaded: _Row(429, grpc.StatusCode.RESOURCE_EXHAUSTED, "rate_limit_error", "overloaded"),
     errors.RequestCancelled: _Row(499, grpc.StatusCode.CANCELLED, "request_cancelled", "cancelled"),
     errors.ReplicaLost: _Row(503, grpc.StatusCode.UNAVAILABLE, "server_error", "replica_lost"),
+    errors.NoReplica: _Row(503, grpc.StatusCode.UNAVAILABLE, "server_error", "no_replica"),
     errors.DeadlineExceeded: _Row(504, grpc.StatusCode.DEADLINE_EXCEEDED, "timeout_error", "deadline_exceeded"),
 }
 

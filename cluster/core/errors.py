@@ -10,6 +10,7 @@
     |-- DeadlineExceeded      the client's deadline passed                     504
     |-- RequestCancelled      the client went away                             499
     |-- ReplicaLost           the replica died; carries the tokens so far      503
+    |-- NoReplica             there was none in time                           503
     `-- ConfigError           a process cannot start as configured             (start-up only)
 
 Owns: the classes and their wire form (a plain dict), so that an error keeps its type across process borders.
@@ -103,6 +104,12 @@ class ReplicaLost(KvrayError):
         return int(self.details.get("tokens", 0))
 
 
+class NoReplica(KvrayError):
+    """There was no replica to send the request to, for as long as it may wait for one."""
+
+    code = "no_replica"
+
+
 class ConfigError(KvrayError):
     """A process cannot start as configured; the message says what to change."""
 
@@ -122,6 +129,7 @@ _BY_CODE: dict[str, type[KvrayError]] = {
         DeadlineExceeded,
         RequestCancelled,
         ReplicaLost,
+        NoReplica,
         ConfigError,
     )
 }

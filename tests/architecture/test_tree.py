@@ -67,8 +67,8 @@ def test_environment_is_read_in_two_places_only() -> None:
 LIBRARY_HOMES = {
     "aiohttp": r"cluster/bench/(http_peer|lineup|served_cluster)\.py",
     "matplotlib": r"cluster/bench/plot\.py",
-    "ray": r"cluster/(app|coldest_victim|launcher|ray_metrics|serve_app|serve_file)\.py|worker/deployment\.py"
-    r"|router/(exclusive_port|ingress|prefix_router|serve_dispatcher)\.py",
+    "ray": r"cluster/(app|coldest_victim|launcher|pinned_version|ray_metrics|serve_app|serve_file)\.py"
+    r"|router/(exclusive_port|ingress|prefix_router|serve_dispatcher)\.py|worker/deployment\.py",
     "torch": r"worker/(model_runner|sampler)\.py|worker/(models|kernels|sampling)/.*|worker/kvcache/kv_pool\.py"
     r"|worker/grammar/(logits_mask|mask_worker)\.py|cluster/doctor/(torch_build|attention)\.py"
     r"|cluster/lab/(attention_case|block_sizes|gathered_attention|kernels|kv_layouts|torch_traffic)\.py"

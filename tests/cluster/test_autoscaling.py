@@ -30,9 +30,9 @@ CONFIG = AutoscalingConfig(
 class World:
     """Serve's controller: it passes contexts and does at once what the wrapped policy answers."""
 
-    def __init__(self, config: AutoscalingConfig = CONFIG, replicas: int = 2) -> None:
+    def __init__(self, config: AutoscalingConfig = CONFIG, replicas: int = 2, initial: int = 0) -> None:
         self.now = 1000.0
-        self.scaling = ServeAutoscaling(clock=lambda: self.now, **config.model_dump())
+        self.scaling = ServeAutoscaling(clock=lambda: self.now, initial_replicas=initial, **config.model_dump())
         self.options = ServeConfigOfScaling(**serve_options(config, replicas))
         self.policy = _apply_autoscaling_config(self.scaling)
         self.state: dict[str, Any] = {}
@@ -43,6 +43,7 @@ class World:
         self.loaded: dict[str, float] = {}
         self.queued = 0.0
         self.reads = 0
+        self.scaled_down_at: float | None = None
 
     def tick(self, *, silent: tuple[str, ...] = (), rate: float = 0.0, every: float = 1.0) -> int:
         self.now += every
@@ -76,7 +77,7 @@ class World:
             capacity_adjusted_max_replicas=self.options.max_replicas,
             policy_state=self.state,
             last_scale_up_time=None,
-            last_scale_down_time=None,
+            last_scale_down_time=self.scaled_down_at,
             current_time=self.now,
             config=self.options,
         )
@@ -117,6 +118,15 @@ def test_to_zero_and_back() -> None:
     assert world.tick(every=0.1) == 1
 
 
+def test_a_new_deployment_begins_with_its_first_number_and_a_redeploy_keeps_what_there_is() -> None:
+    assert World(replicas=0, initial=3).tick() == 3
+    assert World(replicas=5, initial=3).tick() == 5
+    assert World(replicas=1, initial=3).tick() == 1, "the load made them fewer"
+    idle = World(replicas=0, initial=3)
+    idle.scaled_down_at = 900.0
+    assert idle.run(5) == 0, "it went to zero, and nobody asks"
+
+
 def test_reports_that_stop_are_no_reports_whatever_the_clocks_say() -> None:
     for error in (0.0, -5000.0, 5000.0):
         world = World()
@@ -143,7 +153,7 @@ def test_metrics_are_worked_out_once_per_second() -> None:
 
 def test_serve_accepts_the_options_and_builds_the_policy_from_what_it_pickled() -> None:
     options = ServeConfigOfScaling(**serve_options(CONFIG, 3))
-    assert (options.min_replicas, options.initial_replicas, options.max_replicas) == (0, 3, 9)
+    assert (options.min_replicas, options.initial_replicas, options.max_replicas) == (0, None, 9)
     assert options.policy.policy_function == POLICY_PATH
     again = options.policy.from_serialized_policy_def(
         {"policy_function": options.policy.policy_function, "policy_kwargs": options.policy.policy_kwargs},

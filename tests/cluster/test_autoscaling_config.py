@@ -69,7 +69,7 @@ def test_the_application_scales_its_workers_and_nothing_else() -> None:
     (workers,) = [one._bound_deployment for one in front_door.init_args if hasattr(one, "_bound_deployment")]
     scaling = workers._deployment_config.autoscaling_config
     assert scaling.policy.policy_function == POLICY_PATH
-    assert (scaling.min_replicas, scaling.initial_replicas, scaling.max_replicas) == (1, 2, 8)
+    assert (scaling.min_replicas, scaling.max_replicas, scaling.policy.policy_kwargs["initial_replicas"]) == (1, 8, 2)
     assert workers._deployment_config.graceful_shutdown_timeout_s == config().serve.stop_limit_s
     assert front_door._deployment_config.autoscaling_config is None
 
@@ -80,34 +80,3 @@ def test_without_it_the_number_is_fixed() -> None:
     (workers,) = [one._bound_deployment for one in front_door.init_args if hasattr(one, "_bound_deployment")]
     assert workers._deployment_config.autoscaling_config is None
     assert workers._deployment_config.num_replicas == 3
-
-
-def told(config: ClusterConfig) -> list[ClusterConfig]:
-    """To each deployment, as it reads it."""
-    front_door = build_app(config)._bound_deployment
-    (workers,) = [one for one in front_door.init_args if hasattr(one, "_bound_deployment")]
-    dumped = [workers._bound_deployment.init_args[0], front_door.init_args[1]]
-    return [ClusterConfig.model_validate(one) for one in dumped]
-
-
-def test_replicas_can_read_what_they_are_told_whatever_the_bounds() -> None:
-    """The counts were left out once, and the default of 2 replicas is not within every bounds."""
-    index = IndexConfig(redis_url="redis://127.0.0.1:1/0")
-    for low, first, high in ((0, 1, 1), (3, 4, 8), (1, 1, 1)):
-        scaling = AutoscalingConfig(
-            min_replicas=low, max_replicas=high, ttft_target_s=7.0, coldest_victim=True, down_delay_s=first
-        )
-        for one in told(ClusterConfig(serve=ServeConfig(replicas=first), index=index, autoscaling=scaling)):
-            assert one.autoscaling is not None and (one.autoscaling.min_replicas == 0) == (low == 0)
-            assert (one.autoscaling.ttft_target_s, one.autoscaling.coldest_victim) == (7.0, True)
-
-
-def test_what_they_are_told_does_not_change_with_their_number() -> None:
-    index = IndexConfig(redis_url="redis://127.0.0.1:1/0")
-    small = ClusterConfig(index=index, autoscaling=AutoscalingConfig(max_replicas=4))
-    large = ClusterConfig(
-        serve=ServeConfig(replicas=5),
-        index=index,
-        autoscaling=AutoscalingConfig(min_replicas=3, max_replicas=9, down_delay_s=7, utilisation=0.3),
-    )
-    assert told(small) == told(large)

@@ -70,6 +70,18 @@ def test_serve_itself_stops_the_oldest_where_each_has_a_node_and_installed_the_c
     assert stopped(made, 1) == {"r0"}
 
 
+def test_the_controllers_log_says_who_went_and_how_hot_all_were(caplog: pytest.LogCaptureFixture) -> None:
+    made = scheduler(["n0", "n1"])
+    with caplog.at_level(logging.INFO, "ray.serve"):
+        coldest_victim.install()
+        report({0: 9.0, 1: 2.5})
+        stopped(made, 1)
+    assert [record.getMessage() for record in caplog.records] == [
+        "replicas with the coldest caches go first",
+        "the coldest go: ['r1']; heat of those that run: r0 9, r1 2.5",
+    ]
+
+
 def test_those_that_do_not_run_go_first_and_the_heads_node_last() -> None:
     coldest_victim.install()
     made = scheduler(["head", "n1", "n2"])
@@ -114,7 +126,7 @@ def test_another_version_is_left_alone_with_one_line(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(ray, "__version__", "2.61.0")
-    with caplog.at_level(logging.INFO, "cluster.coldest_victim"):
+    with caplog.at_level(logging.INFO, "ray.serve"):
         coldest_victim.install()
     assert [record.levelname for record in caplog.records] == ["WARNING"]
     assert "2.61.0" in caplog.text

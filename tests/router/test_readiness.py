@@ -70,6 +70,15 @@ def test_the_snapshot_comes_first() -> None:
 
 def test_a_fleet_that_starts_on_demand_is_ready_without_replicas() -> None:
     facts: dict[str, Any] = {"index": FollowerState.FOLLOWING, "loads": {}, "offered": None, "lost": ()}
-    assert judge(snapshot_in=True, starts_replicas=True, **facts).ready
+    found = judge(snapshot_in=True, starts_replicas=True, **facts)
+    assert found.ready
+    assert found.body() == {
+        "status": "ready",
+        "reason": "no replica is ready: a request starts one and waits for it",
+        "index": "following",
+        "replicas": {},
+    }
+    served = judge(snapshot_in=True, starts_replicas=True, **{**facts, "loads": {A: IDLE}})
+    assert (served.ready, served.reason) == (True, "")
     assert not judge(snapshot_in=True, starts_replicas=False, **facts).ready
     assert not judge(snapshot_in=False, starts_replicas=True, **facts).ready

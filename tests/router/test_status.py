@@ -25,6 +25,7 @@ CASES = [
     (errors.Overloaded("full"), 429, grpc.StatusCode.RESOURCE_EXHAUSTED, "overloaded", None),
     (errors.RequestCancelled("gone"), 499, grpc.StatusCode.CANCELLED, "cancelled", None),
     (errors.ReplicaLost("died", tokens=3), 503, grpc.StatusCode.UNAVAILABLE, "replica_lost", None),
+    (errors.NoReplica("none"), 503, grpc.StatusCode.UNAVAILABLE, "no_replica", None),
     (errors.DeadlineExceeded("late"), 504, grpc.StatusCode.DEADLINE_EXCEEDED, "deadline_exceeded", None),
 ]
 

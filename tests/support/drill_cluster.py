@@ -94,6 +94,12 @@ class DrillCluster:
             raise
         return self
 
+    def redeploy(self, config: ClusterConfig) -> None:
+        """Over what runs, with its ports and its Redis."""
+        now = self.config
+        serve = config.serve.model_copy(update={"port": now.serve.port, "grpc_port": now.serve.grpc_port})
+        self.operator.deploy(config.model_copy(update={"index": now.index, "serve": serve}))
+
     def stop(self) -> None:
         for kept in (self._operator, self._head):
             if kept is not None:

@@ -16,6 +16,7 @@ from cluster.core.errors import (
     InvalidRequest,
     KvrayError,
     ModelNotFound,
+    NoReplica,
     Overloaded,
     ReplicaLost,
     RequestCancelled,
@@ -37,6 +38,7 @@ ERRORS: list[KvrayError] = [
     DeadlineExceeded("too late"),
     RequestCancelled("the client went away"),
     ReplicaLost("the engine is gone", tokens=7),
+    NoReplica("none in time"),
     ConfigError("no such model: '漢'"),
 ]
 
