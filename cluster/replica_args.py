@@ -36,6 +36,8 @@ def told_to_front_doors(config: ClusterConfig) -> ClusterConfig:
         engine=EngineConfig(
             model=engine.model,
             token_budget=engine.token_budget,
+            max_num_seqs=engine.max_num_seqs,
+            ageing_s=engine.ageing_s,
             cache=CacheConfig(block_size=1, chunk_tokens=engine.cache.chunk_tokens),
         ),
         index=config.index,

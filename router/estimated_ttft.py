@@ -3,7 +3,8 @@
     cost = ahead + own + others * (own + evicted) + own * overtaken
 
 ahead      seconds of compute there before this request's own: what is left of our bookings, other routers' tokens
-           where live prompts and this one do not fit into memory, the time until enough of them have ended, if longer
+           where live prompts and this one do not fit into memory, or live requests and this one do not find a seat
+           each, the time until enough of them have ended, if longer
 own        this prompt's uncached tokens on the replica's step-time model: tokens, the context they attend to, and in
            each step of the budget the weights and the rows that decode there meanwhile
 evicted    what is cached anew pushes out something else, unless there is free memory: `eviction` times `own`
@@ -35,11 +36,12 @@ from router.scoring import Candidate, Score
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TtftParameters:
-    """others, eviction: see above.  token_budget: of a step, as the replicas' engines have it."""
+    """others, eviction: see above.  token_budget: of a step.  max_num_seqs: seats.  Both as the engines have them."""
 
     others: float = 1.0
     eviction: float = 0.3
     token_budget: int = 2048
+    max_num_seqs: int = 64
 
 
 class EstimatedTtft:
@@ -60,7 +62,7 @@ class EstimatedTtft:
     def rank(self, prompt_tokens: int, candidates: Sequence[Candidate]) -> list[Score]:
         fallback = self._fallback(candidates)
         parameters = self._parameters
-        others, eviction = parameters.others, parameters.eviction
+        others, eviction, seats = parameters.others, parameters.eviction, parameters.max_num_seqs
         scored: list[tuple[Candidate, float, float]] = []
         best = float("inf")
         for c in candidates:
@@ -74,6 +76,8 @@ class EstimatedTtft:
             short = work.active_tokens + prompt_tokens - c.kv_tokens
             if short > 0 and work.active_tokens and prompt_tokens <= c.kv_tokens:
                 ahead = max(ahead, work.decode_s * short / work.active_tokens)
+            if c.running >= seats:
+                ahead = max(ahead, work.decode_s * (c.running + 1 - seats) / seats)
             pushed_out = charged * eviction * (1.0 - c.kv_free)
             cost = ahead + charged + others * (charged + pushed_out) + charged * work.overtaken
             scored.append((c, cost, own))

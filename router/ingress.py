@@ -40,6 +40,7 @@ from router.attempts import Attempts
 from router.front_door import FrontDoor
 from router.grpc_api import GrpcApi
 from router.http_api import Services, build_http_app
+from router.own_work import OwnWork
 from router.parity_watch import ParityWatch
 from router.policies import create_policy
 from router.request_metrics import RequestMetrics
@@ -103,6 +104,7 @@ class Ingress:
 
     def _build_state(self, scheme: RouteScheme) -> RoutingState:
         router, scaling, parity = self._config.router, self._config.autoscaling, ParityWatch(time.monotonic)
+        seats = self._config.engine.max_num_seqs
         reuse = ReuseWatch(time.monotonic, scheme.chunk_tokens)
         index = InstrumentedIndex(MemoryIndex(), scheme.chunk_tokens, observer=parity, reuse=reuse)
         assert self._config.index.redis_url is not None, "the launcher always sets redis_url"
@@ -113,6 +115,7 @@ class Ingress:
             near_tie=router.near_tie,
             rng=random.Random(),
             token_budget=self._config.engine.token_budget,
+            max_num_seqs=seats,
         )
         return RoutingState(
             router_id=uuid.uuid4().hex,
@@ -124,6 +127,7 @@ class Ingress:
             speculative=SpeculativeIndex(time.monotonic),
             parity=parity,
             reuse=reuse,
+            work=OwnWork(self._config.engine.ageing_s, seats),
             starts_replicas=scaling is not None and scaling.min_replicas == 0,
         )
 

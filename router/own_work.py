@@ -12,7 +12,7 @@ booked there counts for more.
 Owns: that estimate of what is left, and of what a newcomer overtakes, and the measuring of replicas' paces.
 Does not: know other routers' requests (heartbeats do), or how long anything takes (router.estimated_ttft).
 Invariants: every call may come twice or for a request never booked; nothing is kept of a request after `release`, or
-of a worker without requests; what is left is never negative.
+of a worker without requests; what is left is never negative; a wait for a seat is no sign of a slow replica.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from cluster.core.replica import WorkerId
 from router.replica_pace import SLOWER, ReplicaPace
 
 AGEING_S = 2.0  # as EngineConfig.ageing_s
+SEATS = 64  # as EngineConfig.max_num_seqs
 _SAME_OVERLAP = 0.1  # of the prompt: an answer that found less in the cache than expected says nothing of the pace
 _NEWEST_SHARE = 0.05  # of the newest request in the mean time that requests decode
 
@@ -70,13 +71,15 @@ class _Worker:
 
 
 class OwnWork:
-    """Times are of one monotonic clock, which the caller reads."""
+    """Times are of one monotonic clock, which the caller reads. `seats`: `max_num_seqs` of a replica's engine."""
 
-    def __init__(self, ageing_s: float = AGEING_S) -> None:
+    def __init__(self, ageing_s: float = AGEING_S, seats: int = SEATS) -> None:
         self._ageing_s = ageing_s
+        self._seats = seats
         self._bookings: dict[str, _Booking] = {}
         self._workers: dict[WorkerId, _Worker] = {}
         self._decode_s = 0.0
+        self._decoded = 0
         self._pace = ReplicaPace()
         self._told: dict[WorkerId, float] = {}  # paces that the estimates of bookings to come are made with
 
@@ -89,7 +92,7 @@ class OwnWork:
         running_s = expected_s = 0.0
         if worker is not None and worker.waiting:
             expected_s = next(iter(worker.waiting.values())).seconds
-            running_s = now - worker.began_at
+            running_s = self._running_s(worker, now)
             if running_s < SLOWER * expected_s:
                 running_s = expected_s = 0.0
         pace = self._pace.of(worker_id, now, running_s, expected_s)
@@ -133,7 +136,11 @@ class OwnWork:
         worker = self._workers[booking.worker_id]
         worker.active_tokens -= booking.prompt_tokens
         if booking.answered_at is not None:
-            self._decode_s += _NEWEST_SHARE * (now - booking.answered_at - self._decode_s)
+            if worker.decoding >= self._seats:  # there was no seat for the first of `waiting` until now
+                worker.began_at = now
+            self._decoded += 1
+            share = max(_NEWEST_SHARE, 1.0 / self._decoded)  # the first ones count alike
+            self._decode_s += share * (now - booking.answered_at - self._decode_s)
             worker.decoding -= 1
             worker.decode_tokens -= booking.prompt_tokens
         else:
@@ -161,9 +168,13 @@ class OwnWork:
         for booking in worker.waiting.values():
             if first:
                 first = False
-                ahead = max(pace * booking.seconds - (now - worker.began_at), 0.0)
+                ahead = max(pace * booking.seconds - self._running_s(worker, now), 0.0)
             elif booking.overlap_tokens >= overlap_tokens or booking.booked_at <= aged:
                 ahead += pace * booking.seconds
             else:
                 overtaken += 1
         return Work(ahead, overtaken, worker.decoding, worker.decode_tokens, worker.active_tokens, self._decode_s)
+
+    def _running_s(self, worker: _Worker, now: float) -> float:
+        """How long the first of `waiting` has been computed; it is not while all seats are taken."""
+        return now - worker.began_at if worker.decoding < self._seats else 0.0

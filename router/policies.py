@@ -14,11 +14,18 @@ from router.scoring import LeastUncached, Policy, RoundRobin
 
 
 def create_policy(
-    name: str, *, default_rate: float, near_tie: float, rng: random.Random, token_budget: int = 2048
+    name: str,
+    *,
+    default_rate: float,
+    near_tie: float,
+    rng: random.Random,
+    token_budget: int = 2048,
+    max_num_seqs: int = 64,
 ) -> Policy:
-    """token_budget: of a step of the engines."""
+    """token_budget: of a step of the engines.  max_num_seqs: their seats."""
     if name == "estimated_ttft":
-        return EstimatedTtft(default_rate, near_tie, rng, TtftParameters(token_budget=token_budget))
+        parameters = TtftParameters(token_budget=token_budget, max_num_seqs=max_num_seqs)
+        return EstimatedTtft(default_rate, near_tie, rng, parameters)
     if name == "least_uncached":
         return LeastUncached(rng)
     if name == "round_robin":

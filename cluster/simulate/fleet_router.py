@@ -27,6 +27,7 @@ from cluster.simulate.policy_lineup import Knowledge, PolicyContext, PolicyEntry
 from cluster.simulate.scaled_replica import SCHEME, ReplicaSettings, ScaledReplica
 from cluster.simulate.virtual_clock import VirtualClock
 from router.estimated_ttft import TtftParameters
+from router.own_work import OwnWork
 from router.parity_watch import ParityWatch
 from router.route_hint import RouteHint
 from router.route_ledger import RouteLedger
@@ -69,7 +70,14 @@ class FleetRouter:
         parity = ParityWatch(clock)
         self._index = InstrumentedIndex(MemoryIndex(), settings.block, observer=parity)
         self._feed = _Feed(self._index)
-        context = PolicyContext(random.Random(seed), clock, settings.step_time, settings.token_budget, parameters)
+        context = PolicyContext(
+            rng=random.Random(seed),
+            clock=clock,
+            step_time=settings.step_time,
+            token_budget=settings.token_budget,
+            max_num_seqs=settings.max_num_seqs,
+            parameters=parameters,
+        )
         self.state = RoutingState(
             router_id=ROUTER_ID,
             index=self._index,
@@ -80,6 +88,7 @@ class FleetRouter:
             speculative=self._expected(settings.block),
             parity=parity,
             clock=clock,
+            work=OwnWork(settings.ageing_s, settings.max_num_seqs),
         )
         for worker_id, replica in replicas.items():
             self.join(worker_id, replica)

@@ -42,6 +42,7 @@ class PolicyContext:
     clock: Callable[[], float]
     step_time: StepTimeModel
     token_budget: int
+    max_num_seqs: int
     parameters: TtftParameters | None = None
 
 
@@ -60,7 +61,9 @@ class PolicyEntry:
 
 
 def _ours(context: PolicyContext) -> Policy:
-    parameters = context.parameters or TtftParameters(token_budget=context.token_budget)
+    parameters = context.parameters or TtftParameters(
+        token_budget=context.token_budget, max_num_seqs=context.max_num_seqs
+    )
     rate = 1.0 / context.step_time.per_prefill_token if context.step_time.per_prefill_token else 1000.0
     return EstimatedTtft(rate, _NEAR_TIE, context.rng, parameters)
 

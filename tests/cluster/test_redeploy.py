@@ -44,7 +44,7 @@ CHANGES: list[tuple[dict[str, Any], set[str]]] = [
     ({"router": {"start_wait_s": 5}}, DOORS),
     ({"autoscaling": {**SCALING, "min_replicas": 0}}, DOORS),
     ({"engine": {"model": "owner/model", "cache": {"kv_memory": "1GiB"}}}, WORKERS),
-    ({"engine": {"model": "owner/model", "max_num_seqs": 5}}, WORKERS),
+    ({"engine": {"model": "owner/model", "max_queue": 5}}, WORKERS),
     ({"serve": {"replicas": 2, "drain_s": 50}}, WORKERS),
     ({"serve": {"replicas": 2, "gpus_per_replica": 1}}, WORKERS),
     ({"autoscaling": {**SCALING, "ttft_target_s": 1.0}}, WORKERS),
@@ -52,6 +52,7 @@ CHANGES: list[tuple[dict[str, Any], set[str]]] = [
     ({"engine": {"model": "owner/other"}}, ALL),
     ({"engine": {"model": "owner/model", "cache": {"chunk_tokens": 32}}}, ALL),
     ({"engine": {"model": "owner/model", "token_budget": 512}}, ALL),
+    ({"engine": {"model": "owner/model", "max_num_seqs": 5}}, ALL),
     ({"index": {"redis_url": "redis://127.0.0.1:2/0"}}, ALL),
     ({"served_model_name": "mine"}, ALL),
 ]

@@ -27,7 +27,8 @@ def test_they_can_read_it_whatever_the_bounds(low: int, first: int, high: int) -
 
 def test_nothing_else_is_read() -> None:
     """An option that is not told has its default there, silently."""
-    of_the_engine = {"engine.model", "engine.token_budget", "engine.cache.chunk_tokens"}
+    parts = ("model", "token_budget", "max_num_seqs", "ageing_s", "cache.chunk_tokens")
+    of_the_engine = {f"engine.{part}" for part in parts}
     assert options_read("router/ingress.py") == {"autoscaling", *of_the_engine}
     assert options_read("worker/deployment.py") - {"engine"} <= {"autoscaling", "serve.drain_s", *of_the_engine}
 
@@ -44,7 +45,14 @@ def again(config: ClusterConfig) -> ClusterConfig:
 
 def test_both_are_told_all_that_they_read() -> None:
     given: dict[str, Any] = {
-        "engine": {"model": "a/b", "token_budget": 77, "max_queue": 5, "cache": {"chunk_tokens": 96, "block_size": 32}},
+        "engine": {
+            "model": "a/b",
+            "token_budget": 77,
+            "max_num_seqs": 9,
+            "ageing_s": 1.5,
+            "max_queue": 5,
+            "cache": {"chunk_tokens": 96, "block_size": 32},
+        },
         "index": {"redis_url": "redis://127.0.0.1:1/0", "key_prefix": "other"},
         "router": {"policy": "round_robin", "near_tie": 0.5, "start_wait_s": 9.0},
         "serve": {"drain_s": 44.0},
@@ -53,6 +61,7 @@ def test_both_are_told_all_that_they_read() -> None:
     worker, door = told_to_workers(config), told_to_front_doors(config)
     assert (worker.engine, worker.index, worker.serve.drain_s) == (config.engine, config.index, 44.0)
     assert (door.index, door.router, door.engine.token_budget) == (config.index, config.router, 77)
+    assert (door.engine.max_num_seqs, door.engine.ageing_s) == (config.engine.max_num_seqs, config.engine.ageing_s)
     for one in (worker, door):
         assert (one.engine.model, one.engine.cache.chunk_tokens, one.public_name) == ("a/b", 96, "a/b")
     named = config.model_copy(update={"served_model_name": "mine"})

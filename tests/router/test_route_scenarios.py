@@ -6,12 +6,14 @@ import random
 from collections import Counter
 from functools import partial
 
+import pytest
 from fake_routing import CHUNK, A, B, C, RoutingWorld, chunks, hint
 from routing_fleet import Job, RoutingFleet
 
 from cluster.config import RouterConfig
 from cluster.core.replica import WorkerId
 from cluster.index.speculative import LINGER_S
+from router.own_work import OwnWork
 from router.policies import create_policy
 from router.route_ledger import NO_LOAD
 
@@ -75,6 +77,34 @@ def test_a_burst_with_one_new_prefix_is_prefilled_on_two_workers_at_most() -> No
         metrics = fleet.routers[0].state.index_status().metrics
         assert metrics["kvray_parity_misses"] == metrics["kvray_parity_unfulfilled"] == 0
         assert metrics["kvray_parity_checks"] >= 14  # all but who came first to a worker
+
+
+def test_a_prefix_is_left_where_its_holder_has_no_seat_for_longer_than_the_prefix_takes() -> None:
+    """4 seats each and answers of 8 s: the holder would be full for good, and its neighbour without work."""
+    fleet = RoutingFleet(workers=2, rate=RATE, seats=4)
+    jobs: list[Job] = []
+    for number in range(40):
+        fleet.at(1.2 * number, lambda n=number: jobs.append(fleet.send(f"{n}", prompt(n, 8), decode_s=8.0)))
+    fleet.beat_until(80)
+    fleet.run()
+    shares = Counter(job.worker.worker_id for job in jobs)
+    assert min(shares.values()) >= 15, shares
+    waited = [job.waited_s for job in jobs[8:]]  # until the first answer ends, nobody knows how long they are
+    assert max(waited) <= 4.0
+    assert sum(seconds > 0.1 for seconds in waited) <= 8, "7 of 8 seats are busy on average: most find one"
+
+
+def test_a_wait_for_a_seat_does_not_make_a_replica_slow() -> None:
+    work = OwnWork(seats=1)
+    for number, at in ((0, 0.0), (1, 0.1)):
+        work.book(f"r{number}", A, 0.1, 1000, 0, at)
+    work.answered("r0", 0.1, 0)
+    assert work.pace(A, 50.0) == 1.0, "r1 waits for the seat of r0, however long"
+    assert work.look(A, 0, 50.0).ahead_s == 0.1
+    work.release("r0", 60.0)
+    assert work.look(A, 0, 60.05).ahead_s == pytest.approx(0.05)
+    work.answered("r1", 60.1, 0)
+    assert work.pace(A, 60.1) == 1.0
 
 
 def test_a_prefix_that_is_never_confirmed_stops_to_attract() -> None:

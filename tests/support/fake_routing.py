@@ -16,6 +16,7 @@ from cluster.index.known import FollowerCounters, FollowerState, KnownWorker
 from cluster.index.memory import MemoryIndex
 from cluster.index.speculative import SpeculativeIndex
 from router.estimated_ttft import EstimatedTtft
+from router.own_work import SEATS, OwnWork
 from router.parity_watch import ParityWatch
 from router.reuse_watch import ReuseWatch
 from router.route_hint import PromptTrail
@@ -96,7 +97,11 @@ class RoutingWorld:
     """`now` is the clock. Replicas join with `join`; candidates of the last decision are in `seen`."""
 
     def __init__(
-        self, router_id: str = "me", policy: Policy | None = None, clock: Callable[[], float] | None = None
+        self,
+        router_id: str = "me",
+        policy: Policy | None = None,
+        clock: Callable[[], float] | None = None,
+        seats: int = SEATS,
     ) -> None:
         self.now = 100.0
         clock = clock or (lambda: self.now)
@@ -117,6 +122,7 @@ class RoutingWorld:
             parity=self.parity,
             reuse=self.reuse,
             clock=clock,
+            work=OwnWork(seats=seats),
         )
 
     def join(

@@ -1,7 +1,7 @@
 """Routers and workers in virtual time: real RoutingStates, workers that prefill one prompt after the other.
 
-A worker takes requests in order, reuses what it holds, and prefills the rest at its rate. What it stored reaches the
-routers `lag_s` later, its load with every heartbeat. Nothing here sleeps.
+A worker takes requests in order while it has a seat, reuses what it holds, and prefills the rest at its rate. What it
+stored reaches the routers `lag_s` later, its load with every heartbeat. Nothing here sleeps.
 """
 
 from __future__ import annotations
@@ -33,6 +33,8 @@ class Job:
     cached: int | None = None
     answered: bool = False
     over: bool = False
+    sent_at: float = 0.0
+    waited_s: float = 0.0  # until its first token
 
 
 @dataclass(eq=False)
@@ -69,8 +71,10 @@ class RoutingFleet:
         lag_s: float | None = 0.05,
         beat_s: float = 0.5,
         seed: int = 1,
+        seats: int = 64,
     ) -> None:
         self.now = 0.0
+        self.seats = seats
         self.rate, self.lag_s, self.beat_s = rate, lag_s, beat_s
         self.workers = {WorkerId(f"w{n}"): FleetWorker(WorkerId(f"w{n}")) for n in range(workers)}
         config = RouterConfig()
@@ -78,9 +82,14 @@ class RoutingFleet:
             RoutingWorld(
                 f"router-{n}",
                 create_policy(
-                    config.policy, default_rate=rate, near_tie=config.near_tie, rng=random.Random(seed * 100 + n)
+                    config.policy,
+                    default_rate=rate,
+                    near_tie=config.near_tie,
+                    rng=random.Random(seed * 100 + n),
+                    max_num_seqs=seats,
                 ),
                 lambda: self.now,
+                seats=seats,
             )
             for n in range(routers)
         ]
@@ -104,7 +113,7 @@ class RoutingFleet:
         world = self.routers[router]
         hint = hint_of(request_id, tokens)
         worker = self.workers[world.decide(hint, *self.workers)[0]]
-        job = Job(request_id, world, hint, worker, decode_s)
+        job = Job(request_id, world, hint, worker, decode_s, sent_at=self.now)
         self.jobs.append(job)
         worker.queue.append(job)
         self._start(worker)
@@ -133,7 +142,7 @@ class RoutingFleet:
             self.at(number * self.beat_s, self.beat)
 
     def _start(self, worker: FleetWorker) -> None:
-        if worker.running is None and worker.queue:
+        if worker.running is None and worker.queue and worker.decoding < self.seats:
             job = worker.running = worker.queue.popleft()
             job.uncached = worker.uncached(job)
             job.cached = job.hint.prompt_tokens - job.uncached
@@ -146,6 +155,7 @@ class RoutingFleet:
         worker.running = None
         worker.decoding += 1
         job.answered = True
+        job.waited_s = self.now - job.sent_at
         job.router.state.answered(job.request_id, job.cached)
         if new and self.lag_s is not None:
             self.at(self.now + self.lag_s, lambda: self._published(worker.worker_id, new))
@@ -159,6 +169,7 @@ class RoutingFleet:
     def _decoded(self, job: Job) -> None:
         job.worker.decoding -= 1
         self._end(job)
+        self._start(job.worker)
 
     def _end(self, job: Job) -> None:
         job.over = True
