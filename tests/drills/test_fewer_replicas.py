@@ -71,14 +71,14 @@ def version(
     least: int,
     most: int,
     replicas: int = 1,
-    seats: int = 5,
+    memory: str = "64MiB",
     drain_s: float = 30,
     near_tie: float = 0.05,
 ) -> ClusterConfig:
     short = {"look_back_s": 5, "up_delay_s": 1, "down_delay_s": 10, "to_zero_delay_s": 3, "start_s": 5}
     return ClusterConfig.model_validate(
         {
-            "engine": {"model": str(model), "threads": 1, "max_num_seqs": seats, "cache": {"kv_memory": "64MiB"}},
+            "engine": {"model": str(model), "threads": 1, "max_num_seqs": 5, "cache": {"kv_memory": memory}},
             "autoscaling": {"min_replicas": least, "max_replicas": most, "coldest_victim": True, **short},
             "router": {"near_tie": near_tie},
             "serve": {"replicas": replicas, "drain_s": drain_s, "cpus_per_replica": 0.5},
@@ -127,7 +127,7 @@ def test_streams_on_what_goes_end_whole_and_nothing_of_it_stays(cluster: DrillCl
     cluster.redeploy(version(model, least=2, most=2, replicas=2, drain_s=90))
     with Streams(cluster, seconds=8) as streams:
         cluster.redeploy(version(model, least=1, most=1, drain_s=90))
-        victim, seen_at = streams.until_one_goes(), time.time()
+        victim, seen_at = streams.until_one_goes()
         newcomers = [by_grpc(cluster, number) for number in range(2)]
         asked = streams.end()
     assert [one.error for one in asked] == [None] * len(asked)
@@ -144,7 +144,7 @@ def test_a_stream_longer_than_the_limit_is_told_so(cluster: DrillCluster, model:
     cluster.redeploy(version(model, least=2, most=2, replicas=2, drain_s=2))
     with Streams(cluster, seconds=12) as streams:
         cluster.redeploy(version(model, least=1, most=1, drain_s=2))
-        victim = streams.until_one_goes()
+        victim, _ = streams.until_one_goes()
         eventually(lambda: not left_of(cluster, victim), "what it held has left the index", 60)
         asked = streams.end()
     cut = [one for one in asked if one.replica == victim]
@@ -174,7 +174,7 @@ def test_a_redeploy_replaces_only_what_it_concerns(cluster: DrillCluster, model:
         steady.answer_more(20)
         assert settled(cluster, 2) == workers, "the router's part: no worker"
         new_door = front_door(cluster)
-        cluster.redeploy(version(model, least=2, most=4, replicas=3, near_tie=0.2, seats=6))
+        cluster.redeploy(version(model, least=2, most=4, replicas=3, near_tie=0.2, memory="65MiB"))
         eventually(lambda: not registered(cluster) & workers, "all workers are new", WAIT_S)
         settled(cluster, 2)
         assert front_door(cluster) == new_door, "an engine's part: no front door"

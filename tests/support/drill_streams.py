@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import count
 
@@ -21,12 +22,13 @@ class Streams:
         self._rates: dict[str, list[float]] = {one: [] for one in self._before}
         eventually(self._measured, "each worker has shown what it can, so that neither looks slow", WAIT_S)
         self.tokens = min(int(seconds * max(max(rates) for rates in self._rates.values())), 40_000)
-        self._pool = ThreadPoolExecutor(6)
+        self._pool = ThreadPoolExecutor(7)
         self._answers: list[Future[Asked]] = []
 
     def __enter__(self) -> Streams:
         for _ in range(6):
             if sum(running > 0 for running in self._running()) == 2:
+                self._gone = self._pool.submit(self._watch)
                 return self
             self._answers.append(self._pool.submit(by_grpc, self._cluster, next(self._numbers), tokens=self.tokens))
             eventually(self._all_run, "it runs", 60, poll_s=0.5)
@@ -47,16 +49,21 @@ class Streams:
     def __exit__(self, *error: object) -> None:
         self._pool.shutdown(cancel_futures=True)
 
-    def until_one_goes(self) -> str:
-        """The worker that takes no more."""
+    def until_one_goes(self) -> tuple[str, float]:
+        """The worker that takes no more, and when that was seen: at once, whatever else goes on meanwhile."""
+        return self._gone.result(60)
 
-        def going() -> set[str]:
+    def _watch(self) -> tuple[str, float]:
+        gone: set[str] = set()
+
+        def going() -> bool:
             words = ready(self._cluster)[1]["replicas"]
-            return {one for one in self._before if words.get(one) != "ready"}
+            gone.update(one for one in self._before if words.get(one) != "ready")
+            return bool(gone)
 
-        eventually(going, "a worker drains", 60)
-        (victim,) = going()
-        return victim
+        eventually(going, "a worker drains", WAIT_S)
+        (victim,) = gone
+        return victim, time.time()
 
     def end(self) -> list[Asked]:
         return [answer.result(WAIT_S) for answer in self._answers]
