@@ -33,7 +33,8 @@ class Work(NamedTuple):
     """ahead_s: compute before a newcomer's own.  overtaken: waiting requests that it makes wait longer.
 
     decoding, decode_tokens: requests past their first token, and the positions they read in each step.
-    active_tokens: the prompts of all live requests.  decode_s: how long requests lately decoded, on any replica.
+    active_tokens: the prompts of all live requests.  decode_s: how long requests lately decoded, on any replica, or how
+    long those there have decoded so far, if that is longer.
     """
 
     ahead_s: float = 0.0
@@ -61,13 +62,16 @@ class _Booking:
 
 @dataclass(slots=True, eq=False)
 class _Worker:
-    """began_at: when the first of `waiting`, which is the one that is computed, was begun."""
+    """began_at: when the first of `waiting`, which is the one that is computed, was begun.
+
+    answered_at: the sum of the times at which what decodes began to."""
 
     waiting: dict[str, _Booking] = field(default_factory=dict)
     began_at: float = 0.0
     decoding: int = 0
     decode_tokens: int = 0
     active_tokens: int = 0
+    answered_at: float = 0.0
 
 
 class OwnWork:
@@ -128,6 +132,7 @@ class OwnWork:
         worker.began_at = now
         worker.decoding += 1
         worker.decode_tokens += booking.prompt_tokens
+        worker.answered_at += now
 
     def release(self, request_id: str, now: float) -> None:
         booking = self._bookings.pop(request_id, None)
@@ -143,6 +148,7 @@ class OwnWork:
             self._decode_s += share * (now - booking.answered_at - self._decode_s)
             worker.decoding -= 1
             worker.decode_tokens -= booking.prompt_tokens
+            worker.answered_at = worker.answered_at - booking.answered_at if worker.decoding else 0.0
         else:
             if next(iter(worker.waiting)) == request_id:
                 worker.began_at = now
@@ -173,7 +179,10 @@ class OwnWork:
                 ahead += pace * booking.seconds
             else:
                 overtaken += 1
-        return Work(ahead, overtaken, worker.decoding, worker.decode_tokens, worker.active_tokens, self._decode_s)
+        decoding, decode_s = worker.decoding, self._decode_s
+        if decoding:
+            decode_s = max(decode_s, now - worker.answered_at / decoding)
+        return Work(ahead, overtaken, decoding, worker.decode_tokens, worker.active_tokens, decode_s)
 
     def _running_s(self, worker: _Worker, now: float) -> float:
         """How long the first of `waiting` has been computed; it is not while all seats are taken."""

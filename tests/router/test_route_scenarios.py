@@ -89,9 +89,9 @@ def test_a_prefix_is_left_where_its_holder_has_no_seat_for_longer_than_the_prefi
     fleet.run()
     shares = Counter(job.worker.worker_id for job in jobs)
     assert min(shares.values()) >= 15, shares
-    waited = [job.waited_s for job in jobs[8:]]  # until the first answer ends, nobody knows how long they are
-    assert max(waited) <= 4.0
-    assert sum(seconds > 0.1 for seconds in waited) <= 8, "7 of 8 seats are busy on average: most find one"
+    waited = [job.waited_s for job in jobs[6:]]  # at first nobody knows how long answers are
+    assert max(waited) <= 3.0
+    assert sum(seconds > 0.1 for seconds in waited) <= 6, "7 of 8 seats are busy on average: nearly all find one"
 
 
 def test_a_wait_for_a_seat_does_not_make_a_replica_slow() -> None:
