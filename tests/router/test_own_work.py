@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from cluster.core.replica import WorkerId
 from router.own_work import NO_WORK, OwnWork, Work
 
@@ -15,7 +17,7 @@ def test_what_is_computed_now_shrinks_and_the_rest_counts_in_full() -> None:
     assert work.look(A, 0, now=10.5) == Work(1.5 + 0.5, 0, 0, 0, 150)
     assert work.look(A, 0, now=13.0).ahead_s == 0.5  # late: it is about to be done
     work.answered("r1", now=13.0)
-    assert work.look(A, 0, now=13.25) == Work(0.25, 0, 1, 100, 150)
+    assert work.look(A, 0, now=13.25) == Work(0.25, 0, 1, 100, 150, 0.25)
     assert work.look(B, 0, now=13.1) == NO_WORK
 
 
@@ -60,3 +62,29 @@ def test_the_time_that_requests_decode_is_a_moving_mean() -> None:
         work.answered(str(number), now=1.0)
         work.release(str(number), now=5.0)
     assert abs(work.look(A, 0, now=0.0).decode_s - 4.0) < 0.01
+
+
+def test_the_first_answers_already_say_how_long_requests_decode() -> None:
+    work = OwnWork()
+    for number, seconds in enumerate((6.0, 8.0, 10.0)):
+        work.book(str(number), A, 1.0, 10, 0, now=0.0)
+        work.answered(str(number), now=1.0)
+        work.release(str(number), now=1.0 + seconds)
+    work.book("probe", B, 1.0, 10, 0, now=20.0)
+    assert work.look(B, 0, now=20.0).decode_s == pytest.approx(8.0)
+
+
+def test_what_decodes_for_longer_than_others_did_is_believed() -> None:
+    work = OwnWork()
+    work.book("short", A, 1.0, 10, 0, now=0.0)
+    work.answered("short", now=1.0)
+    work.release("short", now=2.0)
+    for name, at in (("a", 10.0), ("b", 14.0)):
+        work.book(name, A, 1.0, 10, 0, now=at)
+        work.answered(name, now=at)
+    assert work.look(A, 0, now=12.5).decode_s == 1.0, "0.5 s on average, and the first ones took 1 s"
+    assert work.look(A, 0, now=20.0).decode_s == 8.0
+    work.release("a", now=20.0)  # after 10 s: the mean of 1 and 10
+    assert work.look(A, 0, now=20.0).decode_s == 6.0, "b for 6 s so far"
+    work.release("b", now=20.0)
+    assert work.look(A, 0, now=20.0) == NO_WORK
