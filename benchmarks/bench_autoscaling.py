@@ -1,10 +1,11 @@
 """Autoscaling policies on a daily load: replica-hours against time to first token, for several node start times.
 
-    python -m benchmarks.bench_autoscaling TRACE [--half second] [--starts 60 300 600] [--tuned 8] [--json FILE]
+    python -m benchmarks.bench_autoscaling TRACE [--half second] [--starts 60 300 600] [--bounds 4 32] [--tuned 6]
 
 Half of a trace becomes one "day" of an hour (cluster.simulate.daily_load) on replicas whose steps take ten times as
-long as the example's, so that between 4 and 28 are needed; then every policy runs on it, with one router. Parameters
-of kvray's policy and `--tuned`, the target of Serve's policy, were chosen on the first half; the second is reported.
+long as the example's, so that about 4 to 32 are needed; then every policy runs on it, within the same bounds and with
+one router. Parameters of kvray's policy and `--tuned`, the target of Serve's policy, were chosen on the first half; the
+second is reported.
 
 Owns: the grid, the comparison, the table.
 Does not: simulate (cluster.simulate).
@@ -37,19 +38,21 @@ from cluster.simulate.step_times import EXAMPLE
 SLOWER = 10.0
 KV_TOKENS = 600_000
 COPIES, DAY_S, SWING = 1, 3600.0, 8.0
-MOST = 40
 FIRST = 28  # what the beginning, the busiest time, needs
 TTFT_TARGET_S = 20.0
 
 
-def scalers(start_s: float, tuned: float, more: dict[str, float]) -> dict[str, Callable[[], Scaler]]:
+def scalers(
+    start_s: float, tuned: float, bounds: tuple[int, int], more: dict[str, float]
+) -> dict[str, Callable[[], Scaler]]:
+    least, most = bounds
     ours = AutoscalingConfig(
-        **{"min_replicas": 1, "max_replicas": MOST, "ttft_target_s": TTFT_TARGET_S, "start_s": start_s, **more}
+        **{"min_replicas": least, "max_replicas": most, "ttft_target_s": TTFT_TARGET_S, "start_s": start_s, **more}
     )
-    tuned_settings = ServeSettings(min_replicas=1, max_replicas=MOST, target_ongoing_requests=tuned)
+    tuned_settings = ServeSettings(min_replicas=least, max_replicas=most, target_ongoing_requests=tuned)
     return {
         "kvray": lambda: KvrayScaler(ours.parameters()),
-        "Serve, default": lambda: ServeDefault(ServeSettings(min_replicas=1, max_replicas=MOST)),
+        "Serve, default": lambda: ServeDefault(ServeSettings(min_replicas=least, max_replicas=most)),
         f"Serve, target {tuned:g}": lambda: ServeDefault(tuned_settings),
     }
 
@@ -104,6 +107,7 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("trace", type=Path)
     parser.add_argument("--half", choices=["first", "second"], default="second")
     parser.add_argument("--starts", type=float, nargs="+", default=[60.0, 300.0, 600.0])
+    parser.add_argument("--bounds", type=int, nargs=2, default=[4, 32], metavar=("LEAST", "MOST"))
     parser.add_argument("--tuned", type=float, nargs="+", default=[6.0])
     parser.add_argument("--only", nargs="+", help="policies by the beginning of their names")
     parser.add_argument("--fixed", type=int, nargs="*", default=[], help="such fleets, too")
@@ -119,11 +123,12 @@ def main(argv: Sequence[str]) -> int:
     print(f"{options.half} half: {len(load):,} requests in {load[-1].arrival_s:,.0f} s\n")
     print("| start | policy | replica-hours | most | turns | mean | p50 | p90 | p99 | hit | loaded | wall s |")
     print("|---|---|---:|---:|---:|---:|---:|---:|---:|---:|---:|---:|")
+    bounds = (options.bounds[0], options.bounds[1])
     rows: list[dict[str, Any]] = []
     for start_s in options.starts:
         chosen: dict[str, tuple[Callable[[], Scaler], int]] = {}
         for tuned in options.tuned:
-            chosen |= {name: (make, FIRST) for name, make in scalers(start_s, tuned, more).items()}
+            chosen |= {name: (make, FIRST) for name, make in scalers(start_s, tuned, bounds, more).items()}
         for count in options.fixed:
             chosen[f"fixed {count}"] = (lambda count=count: FixedReplicas(count), count)  # type: ignore[misc]
         for name, (make, first) in chosen.items():

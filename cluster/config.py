@@ -136,9 +136,11 @@ class ServeConfig(_Part):
 class AutoscalingConfig(_Part):
     """How many replicas there are, by what they have to do (cluster.core.autoscaling_policy).
 
-    ttft_target_s: to be met by 90 % of the requests.  utilisation: share of its time in which a replica prefills or
-    somebody waits there.  memory_use: how full live requests may make KV memory and `max_num_seqs`.  start_s: how long
-    a new replica takes until it serves, its node included.  to_zero_delay_s: without any request, if min_replicas is 0.
+    ttft_target_s: to be met by 90 % of the requests.  utilisation: at most, the share of its time in which a
+    replica prefills or somebody waits there.  margin: spare replicas, times the root of those that the work keeps busy;
+    0 leaves it to `utilisation`.  memory_use: how full live requests may make KV memory and `max_num_seqs`.  start_s:
+    how long a new replica takes until it serves, its node included.  to_zero_delay_s: without any request, if
+    min_replicas is 0.
     coldest_victim: replicas with the coldest caches go first (cluster.coldest_victim says what that risks); Serve's
     controller needs RAY_SERVE_CONTROLLER_CALLBACK_IMPORT_PATH for it, which `kvray serve` sets.
     """
@@ -146,7 +148,8 @@ class AutoscalingConfig(_Part):
     min_replicas: int = Field(1, ge=0)
     max_replicas: int = Field(ge=1)
     ttft_target_s: float = Field(2.0, gt=0, le=3600)
-    utilisation: float = Field(0.5, ge=0.05, le=0.95)
+    utilisation: float = Field(0.8, ge=0.05, le=0.95)
+    margin: float = Field(2.4, ge=0, le=20)
     memory_use: float = Field(0.8, ge=0.05, le=1)
     look_back_s: float = Field(150.0, ge=5, le=3600)
     up_delay_s: float = Field(10.0, ge=0, le=3600)

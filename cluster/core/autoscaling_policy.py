@@ -1,8 +1,9 @@
 """AutoscalingPolicy: how many replicas a deployment should have, from what its replicas report.
 
     work     seconds of prefill that arrive per second, over the look-back window and, if they grow by more than chance,
-             as many as there will be when a replica that is asked for now is ready; divided by the share of time to be
-             busy
+             as many as there will be when a replica that is asked for now is ready. For R of them R + margin * sqrt(R)
+             replicas, at most so busy on average: the spare room that keeps waiting equally rare grows with the root of
+             the load (Halfin and Whitt, Operations Research 29, 1981), so few replicas need more of it than many
     queue    what will wait then, with what starts already, for longer than the TTFT target, is computed within it; for
              that at most as many as serve now
     memory   KV held by live requests, and their seats, at most so full
@@ -12,8 +13,8 @@ The most of these is wanted; it counts all replicas, those that still start incl
 
     wanted        4  5  5  7  6  7  7  3  4  3  3  3
     up            the least wanted of the last `up_delay_s`
-    down          the most wanted of the last `down_delay_s` or, if longer, the time it takes to get a replica back, and
-                  only if that is clearly less than what there is
+    down          the most wanted of the last `down_delay_s`, only if that is clearly less than what there is, and not
+                  before what was asked for last has come: until then nobody knows whether it was enough
     target        4  4  5  5  6  6  7  7  7  7  7  4
 
 Owns: this arithmetic, its memory of the past, and the way to zero and back.
@@ -51,6 +52,7 @@ class ScalingParameters:
     max_replicas: int
     ttft_target_s: float
     utilisation: float
+    margin: float
     memory_use: float
     look_back_s: float
     up_delay_s: float
@@ -91,9 +93,9 @@ class AutoscalingPolicy:
     def __init__(self, parameters: ScalingParameters) -> None:
         self._parameters = parameters
         self._keep_s = max(parameters.start_s, 2 * parameters.look_back_s) + 2 * _EVERY_S
-        self._down_delay_s = max(parameters.down_delay_s, parameters.start_s)
         self._decided_at = -math.inf
         self._busy_at = math.inf
+        self._asked_at = -math.inf
         self._forget()
 
     def due(self, now: float) -> bool:
@@ -124,7 +126,7 @@ class AutoscalingPolicy:
         self._before: dict[str, ReplicaDemand] = {}
         self._samples: list[_Sample] = []
         self._least = WindowExtreme(self._parameters.up_delay_s)
-        self._most = WindowExtreme(self._down_delay_s)
+        self._most = WindowExtreme(self._parameters.down_delay_s)
         self._wanted_since: float | None = None
 
     def _note_idleness(self, now: float, fleet: Fleet, known: Mapping[str, ReplicaDemand]) -> None:
@@ -171,7 +173,7 @@ class AutoscalingPolicy:
         looks = last.looks - first.looks
         rate = _rate(first, last)
         ahead = self._rate_ahead(now, rate)
-        work = ahead / parameters.utilisation
+        work = max(ahead / parameters.utilisation, ahead + parameters.margin * math.sqrt(ahead))
         if rate >= _FEWEST_FOR_TTFT * parameters.utilisation * running:  # else they are slow for another reason
             late = last.late - first.late
             share = (late - math.sqrt(late)) / max(last.answered - first.answered, 1.0)
@@ -207,8 +209,9 @@ class AutoscalingPolicy:
         covered_s = now - self._wanted_since
         up = math.ceil(least - _ROUNDING)
         if up > target and covered_s >= parameters.up_delay_s:
+            self._asked_at = now
             return up
-        if covered_s < self._down_delay_s:
+        if covered_s < parameters.down_delay_s or now - self._asked_at < parameters.start_s:
             return target
         if not parameters.min_replicas and now - self._busy_at >= parameters.to_zero_delay_s:
             return 0

@@ -17,6 +17,7 @@ from cluster.core.replica_demand import ReplicaDemand
 DEPLOYMENT = DeploymentID(name="LLMWorker", app_name="kvray")
 CONFIG = AutoscalingConfig(
     utilisation=0.65,
+    margin=0.0,
     min_replicas=0,
     max_replicas=9,
     look_back_s=5,

@@ -29,6 +29,7 @@ def config(**scaling: Any) -> ClusterConfig:
         ({"min_replicas": -1, "max_replicas": 4}, "min_replicas"),
         ({}, "max_replicas"),
         ({"max_replicas": 4, "utilisation": 1.0}, "utilisation"),
+        ({"max_replicas": 4, "margin": -0.1}, "margin"),
         ({"max_replicas": 4, "ttft_target_s": 0}, "ttft_target_s"),
         ({"max_replicas": 4, "look_back_s": 1}, "look_back_s"),
         ({"max_replicas": 4, "start_s": float("nan")}, "start_s"),

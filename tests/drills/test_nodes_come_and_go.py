@@ -70,6 +70,8 @@ def elastic(tiny_llama_dir: Path) -> Iterator[DrillCluster]:
             "autoscaling": {
                 "min_replicas": 1,
                 "max_replicas": MOST,
+                "utilisation": 0.5,
+                "margin": 0,
                 "look_back_s": 5,
                 "up_delay_s": 2,
                 "down_delay_s": 15,

@@ -13,7 +13,7 @@ from cluster.core.replica_demand import ReplicaDemand
 
 def policy(**options: Any) -> AutoscalingPolicy:
     values = {"min_replicas": 1, "max_replicas": 32, "start_s": 0.0, "look_back_s": 30.0, "down_delay_s": 120.0}
-    values["utilisation"] = 0.65
+    values |= {"utilisation": 0.65, "margin": 0.0}
     return AutoscalingPolicy(AutoscalingConfig(**{**values, **options}).parameters())
 
 

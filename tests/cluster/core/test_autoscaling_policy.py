@@ -24,6 +24,17 @@ def test_enough_replicas_for_the_work_at_the_wanted_utilisation() -> None:
     assert steady(4.0, replicas=6, utilisation=0.8).run(400).target in (5, 6)
 
 
+@pytest.mark.parametrize(("rate", "wanted"), [(1.0, 3), (4.0, 8), (9.0, 15), (25.0, 50)])
+def test_the_spare_room_grows_with_the_root_of_the_work_until_the_utilisation_bounds_it(
+    rate: float, wanted: int
+) -> None:
+    """1 + 2, 4 + 4, 9 + 6; 25 + 10 would be busier than half of the time."""
+    world = steady(rate, replicas=math.ceil(rate) + 1, utilisation=0.95, margin=2.0, max_replicas=64)
+    if rate == 25.0:
+        world.policy = policy(utilisation=0.5, margin=2.0, max_replicas=64)
+    assert world.run(400).target == wanted
+
+
 def test_overload_is_seen_through_the_queues_although_every_replica_is_only_fully_busy() -> None:
     world = steady(6.0, replicas=2, utilisation=0.75, ttft_target_s=1e3).run(60)
     assert world.target == 8
@@ -99,6 +110,28 @@ def test_going_down_waits_for_its_delay_and_keeps_the_most_of_it() -> None:
     world.run(140)
     assert world.target == 2
     assert world.turns() == 0
+
+
+def test_nobody_goes_before_those_who_were_asked_for_last_have_come() -> None:
+    """The load is low again for far longer than the delay."""
+    world = ScalingWorld(lambda t: 6.0 if 300 <= t < 360 else 1.0, replicas=2, start_s=300.0)
+    world.policy = policy(start_s=300.0, look_back_s=20.0, down_delay_s=30.0, ttft_target_s=1e3)
+    world.run(900)
+    most = max(world.targets)
+    asked_at = world.targets.index(most)
+    assert most > 6 and asked_at < 400
+    assert set(world.targets[asked_at : asked_at + 300]) == {most}
+    assert world.targets[asked_at + 300] < most
+
+
+def test_replicas_that_take_long_to_start_go_no_later_when_nobody_was_asked_for() -> None:
+    fell = {}
+    for start_s in (0.0, 600.0):
+        world = ScalingWorld(lambda t: 4.0 if t <= 900 else 1.0, replicas=7, start_s=start_s)
+        world.policy = policy(start_s=start_s, down_delay_s=100.0)
+        world.run(1200)
+        fell[start_s] = next(tick for tick, target in enumerate(world.targets) if target < 7)
+    assert fell[0.0] == fell[600.0] < 1050
 
 
 def test_a_load_between_two_numbers_of_replicas_keeps_the_larger() -> None:
