@@ -1,12 +1,14 @@
 """Autoscaling policies on a daily load: replica-hours against time to first token, for several node start times.
 
-    python -m benchmarks.bench_autoscaling TRACE [--half second] [--starts 60 300 600] [--tuned 8] [--json FILE]
+    python -m benchmarks.bench_autoscaling TRACE [--half second] [--starts 60 300 600] [--bounds 4 32] [--days 0 0.2]
 
 Half of a trace becomes one "day" of an hour (cluster.simulate.daily_load) on replicas whose steps take ten times as
-long as the example's, so that between 4 and 28 are needed; then every policy runs on it, with one router. Parameters
+long as the example's, so that about 4 to 32 are needed; then every policy runs on it, within the same bounds and with
+one router. Further days are the same half begun elsewhere (`--days`: after these shares of it), so that other requests
+meet the ramp: one day says little, because a replica more or less at its beginning changes all that follows. Parameters
 of kvray's policy and `--tuned`, the target of Serve's policy, were chosen on the first half; the second is reported.
 
-Owns: the grid, the comparison, the table.
+Owns: the grid, the comparison, the tables.
 Does not: simulate (cluster.simulate).
 Invariants: every policy gets the same requests; replica-hours are paid from when a replica is asked for until it is
 gone; nothing is left out of a percentile.
@@ -16,6 +18,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import statistics
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -37,19 +40,52 @@ from cluster.simulate.step_times import EXAMPLE
 SLOWER = 10.0
 KV_TOKENS = 600_000
 COPIES, DAY_S, SWING = 1, 3600.0, 8.0
-MOST = 40
 FIRST = 28  # what the beginning, the busiest time, needs
 TTFT_TARGET_S = 20.0
+THEIRS = "Serve, default"
 
 
-def scalers(start_s: float, tuned: float, more: dict[str, float]) -> dict[str, Callable[[], Scaler]]:
+def rolled(requests: Sequence[TraceRequest], share: float) -> list[TraceRequest]:
+    """The same requests at the same distances, begun after this share of them."""
+    place = int(len(requests) * share)
+    length_s = requests[-1].arrival_s + 0.5 - requests[0].arrival_s
+    return [
+        *requests[place:],
+        *(one._replace(arrival_s=one.arrival_s + length_s) for one in requests[:place]),
+    ]
+
+
+def print_comparison(rows: Sequence[dict[str, Any]], theirs: str) -> None:
+    """Ours over Serve's, less one, day by day."""
+    print(f"\n| start | days | replica-hours against {theirs} | p90 against it | changes of direction, ours, theirs |")
+    print("|---|---|---|---|---|")
+    for start_s in dict.fromkeys(row["start_s"] for row in rows):
+        days = {
+            name: [row for row in rows if row["start_s"] == start_s and row["policy"] == name]
+            for name in ("kvray", theirs)
+        }
+        pairs = list(zip(days["kvray"], days[theirs], strict=True))
+        changes = [spread([ours[what] / other[what] - 1 for ours, other in pairs]) for what in ("hours", "p90")]
+        turns = [statistics.fmean(row["turns"] for row in found) for found in days.values()]
+        print(f"| {start_s:.0f} s | {len(pairs)} | {changes[0]} | {changes[1]} | {turns[0]:.1f}, {turns[1]:.1f} |")
+
+
+def spread(changes: Sequence[float]) -> str:
+    noise = f" ± {statistics.stdev(changes):.1%}" if len(changes) > 1 else ""
+    return f"{statistics.fmean(changes):+.1%}{noise} ({min(changes):+.1%} to {max(changes):+.1%})"
+
+
+def scalers(
+    start_s: float, tuned: float, bounds: tuple[int, int], more: dict[str, float]
+) -> dict[str, Callable[[], Scaler]]:
+    least, most = bounds
     ours = AutoscalingConfig(
-        **{"min_replicas": 1, "max_replicas": MOST, "ttft_target_s": TTFT_TARGET_S, "start_s": start_s, **more}
+        **{"min_replicas": least, "max_replicas": most, "ttft_target_s": TTFT_TARGET_S, "start_s": start_s, **more}
     )
-    tuned_settings = ServeSettings(min_replicas=1, max_replicas=MOST, target_ongoing_requests=tuned)
+    tuned_settings = ServeSettings(min_replicas=least, max_replicas=most, target_ongoing_requests=tuned)
     return {
         "kvray": lambda: KvrayScaler(ours.parameters()),
-        "Serve, default": lambda: ServeDefault(ServeSettings(min_replicas=1, max_replicas=MOST)),
+        THEIRS: lambda: ServeDefault(ServeSettings(min_replicas=least, max_replicas=most)),
         f"Serve, target {tuned:g}": lambda: ServeDefault(tuned_settings),
     }
 
@@ -69,12 +105,13 @@ def run_one(
     ).run_elastic()
 
 
-def row(name: str, start_s: float, result: ElasticResult, wall_s: float) -> dict[str, Any]:
+def row(name: str, start_s: float, day: float, result: ElasticResult, wall_s: float) -> dict[str, Any]:
     report = make_fleet_report(name, result.fleet, wall_s=wall_s)
     assert report.ttft is not None
     return {
         "policy": name,
         "start_s": start_s,
+        "day": day,
         "hours": result.paid_s / 3600,
         "most": max(one.serving for one in result.census),
         "turns": result.turns,
@@ -92,9 +129,9 @@ def row(name: str, start_s: float, result: ElasticResult, wall_s: float) -> dict
 
 def print_row(one: dict[str, Any]) -> None:
     print(
-        f"| {one['start_s']:.0f} s | {one['policy']} | {one['hours']:.2f} | {one['most']} | {one['turns']} "
-        f"| {one['mean']:.2f} | {one['p50']:.2f} | {one['p90']:.2f} | {one['p99']:.1f} | {one['hit']:.1%} "
-        f"| {one['loaded']:.0%} | {one['wall_s']:.0f} |",
+        f"| {one['start_s']:.0f} s | {one['day']:g} | {one['policy']} | {one['hours']:.2f} | {one['most']} "
+        f"| {one['turns']} | {one['mean']:.2f} | {one['p50']:.2f} | {one['p90']:.2f} | {one['p99']:.1f} "
+        f"| {one['hit']:.1%} | {one['loaded']:.0%} | {one['wall_s']:.0f} |",
         flush=True,
     )
 
@@ -104,6 +141,8 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("trace", type=Path)
     parser.add_argument("--half", choices=["first", "second"], default="second")
     parser.add_argument("--starts", type=float, nargs="+", default=[60.0, 300.0, 600.0])
+    parser.add_argument("--bounds", type=int, nargs=2, default=[4, 32], metavar=("LEAST", "MOST"))
+    parser.add_argument("--days", type=float, nargs="+", default=[0.0], metavar="SHARE")
     parser.add_argument("--tuned", type=float, nargs="+", default=[6.0])
     parser.add_argument("--only", nargs="+", help="policies by the beginning of their names")
     parser.add_argument("--fixed", type=int, nargs="*", default=[], help="such fleets, too")
@@ -113,28 +152,31 @@ def main(argv: Sequence[str]) -> int:
     requests = read_trace(options.trace)
     middle = len(requests) // 2
     half = requests[:middle] if options.half == "first" else requests[middle:]
-    load = daily_load(half, copies=COPIES, duration_s=DAY_S, swing=SWING)
-    hashes = trace_hashes(load)
     more = {name: float(value) for name, value in (one.split("=") for one in options.set)}
-    print(f"{options.half} half: {len(load):,} requests in {load[-1].arrival_s:,.0f} s\n")
-    print("| start | policy | replica-hours | most | turns | mean | p50 | p90 | p99 | hit | loaded | wall s |")
-    print("|---|---|---:|---:|---:|---:|---:|---:|---:|---:|---:|---:|")
+    print("| start | day | policy | replica-hours | most | turns | mean | p50 | p90 | p99 | hit | loaded | wall s |")
+    print("|---|---|---|---:|---:|---:|---:|---:|---:|---:|---:|---:|---:|")
+    bounds = (options.bounds[0], options.bounds[1])
     rows: list[dict[str, Any]] = []
-    for start_s in options.starts:
-        chosen: dict[str, tuple[Callable[[], Scaler], int]] = {}
-        for tuned in options.tuned:
-            chosen |= {name: (make, FIRST) for name, make in scalers(start_s, tuned, more).items()}
-        for count in options.fixed:
-            chosen[f"fixed {count}"] = (lambda count=count: FixedReplicas(count), count)  # type: ignore[misc]
-        for name, (make, first) in chosen.items():
-            if options.only and not name.startswith(tuple(options.only)):
-                continue
-            began = time.perf_counter()
-            result = run_one(load, hashes, make(), start_s, first)
-            rows.append(row(name, start_s, result, time.perf_counter() - began))
-            print_row(rows[-1])
-            if options.json is not None:
-                options.json.write_text(json.dumps(rows, indent=1))
+    for day in options.days:
+        load = daily_load(rolled(half, day), copies=COPIES, duration_s=DAY_S, swing=SWING)
+        hashes = trace_hashes(load)
+        for start_s in options.starts:
+            chosen: dict[str, tuple[Callable[[], Scaler], int]] = {}
+            for tuned in options.tuned:
+                chosen |= {name: (make, FIRST) for name, make in scalers(start_s, tuned, bounds, more).items()}
+            for count in options.fixed:
+                chosen[f"fixed {count}"] = (lambda count=count: FixedReplicas(count), count)  # type: ignore[misc]
+            for name, (make, first) in chosen.items():
+                if options.only and not name.startswith(tuple(options.only)):
+                    continue
+                began = time.perf_counter()
+                result = run_one(load, hashes, make(), start_s, first)
+                rows.append(row(name, start_s, day, result, time.perf_counter() - began))
+                print_row(rows[-1])
+                if options.json is not None:
+                    options.json.write_text(json.dumps(rows, indent=1))
+    if {"kvray", THEIRS} <= {one["policy"] for one in rows}:
+        print_comparison(rows, THEIRS)
     return 0
 
 

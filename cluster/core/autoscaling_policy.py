@@ -12,8 +12,8 @@ The most of these is wanted; it counts all replicas, those that still start incl
 
     wanted        4  5  5  7  6  7  7  3  4  3  3  3
     up            the least wanted of the last `up_delay_s`
-    down          the most wanted of the last `down_delay_s` or, if longer, the time it takes to get a replica back, and
-                  only if that is clearly less than what there is
+    down          the most wanted of the last `down_delay_s`, only if that is clearly less than what there is, and not
+                  before what was asked for last has come: until then nobody knows whether it was enough
     target        4  4  5  5  6  6  7  7  7  7  7  4
 
 Owns: this arithmetic, its memory of the past, and the way to zero and back.
@@ -91,9 +91,9 @@ class AutoscalingPolicy:
     def __init__(self, parameters: ScalingParameters) -> None:
         self._parameters = parameters
         self._keep_s = max(parameters.start_s, 2 * parameters.look_back_s) + 2 * _EVERY_S
-        self._down_delay_s = max(parameters.down_delay_s, parameters.start_s)
         self._decided_at = -math.inf
         self._busy_at = math.inf
+        self._asked_at = -math.inf
         self._forget()
 
     def due(self, now: float) -> bool:
@@ -124,7 +124,7 @@ class AutoscalingPolicy:
         self._before: dict[str, ReplicaDemand] = {}
         self._samples: list[_Sample] = []
         self._least = WindowExtreme(self._parameters.up_delay_s)
-        self._most = WindowExtreme(self._down_delay_s)
+        self._most = WindowExtreme(self._parameters.down_delay_s)
         self._wanted_since: float | None = None
 
     def _note_idleness(self, now: float, fleet: Fleet, known: Mapping[str, ReplicaDemand]) -> None:
@@ -207,8 +207,9 @@ class AutoscalingPolicy:
         covered_s = now - self._wanted_since
         up = math.ceil(least - _ROUNDING)
         if up > target and covered_s >= parameters.up_delay_s:
+            self._asked_at = now
             return up
-        if covered_s < self._down_delay_s:
+        if covered_s < parameters.down_delay_s or now - self._asked_at < parameters.start_s:
             return target
         if not parameters.min_replicas and now - self._busy_at >= parameters.to_zero_delay_s:
             return 0

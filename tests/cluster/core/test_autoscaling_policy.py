@@ -101,6 +101,28 @@ def test_going_down_waits_for_its_delay_and_keeps_the_most_of_it() -> None:
     assert world.turns() == 0
 
 
+def test_nobody_goes_before_those_who_were_asked_for_last_have_come() -> None:
+    """The load is low again for far longer than the delay."""
+    world = ScalingWorld(lambda t: 6.0 if 300 <= t < 360 else 1.0, replicas=2, start_s=300.0)
+    world.policy = policy(start_s=300.0, look_back_s=20.0, down_delay_s=30.0, ttft_target_s=1e3)
+    world.run(900)
+    most = max(world.targets)
+    asked_at = world.targets.index(most)
+    assert most > 6 and asked_at < 400
+    assert set(world.targets[asked_at : asked_at + 300]) == {most}
+    assert world.targets[asked_at + 300] < most
+
+
+def test_replicas_that_take_long_to_start_go_no_later_when_nobody_was_asked_for() -> None:
+    fell = {}
+    for start_s in (0.0, 600.0):
+        world = ScalingWorld(lambda t: 4.0 if t <= 900 else 1.0, replicas=7, start_s=start_s)
+        world.policy = policy(start_s=start_s, down_delay_s=100.0)
+        world.run(1200)
+        fell[start_s] = next(tick for tick, target in enumerate(world.targets) if target < 7)
+    assert fell[0.0] == fell[600.0] < 1050
+
+
 def test_a_load_between_two_numbers_of_replicas_keeps_the_larger() -> None:
     """Down only when 10 % more would still fit."""
     world = ScalingWorld(lambda t: 2.6 + 0.1 * math.sin(t / 40), replicas=4, utilisation=0.65).run(2000)
