@@ -74,13 +74,14 @@ def version(
     memory: str = "64MiB",
     drain_s: float = 30,
     near_tie: float = 0.05,
+    policy: str = "estimated_ttft",
 ) -> ClusterConfig:
     short = {"look_back_s": 5, "up_delay_s": 1, "down_delay_s": 10, "to_zero_delay_s": 3, "start_s": 5}
     return ClusterConfig.model_validate(
         {
             "engine": {"model": str(model), "threads": 1, "max_num_seqs": 5, "cache": {"kv_memory": memory}},
             "autoscaling": {"min_replicas": least, "max_replicas": most, "coldest_victim": True, **short},
-            "router": {"near_tie": near_tie},
+            "router": {"near_tie": near_tie, "policy": policy},
             "serve": {"replicas": replicas, "drain_s": drain_s, "cpus_per_replica": 0.5},
             "served_model_name": "tiny",
         }
@@ -124,9 +125,9 @@ def test_the_coldest_goes(cluster: DrillCluster, model: Path) -> None:
 
 
 def test_streams_on_what_goes_end_whole_and_nothing_of_it_stays(cluster: DrillCluster, model: Path) -> None:
-    cluster.redeploy(version(model, least=2, most=2, replicas=2, drain_s=90))
+    cluster.redeploy(version(model, least=2, most=2, replicas=2, drain_s=90, policy="round_robin"))
     with Streams(cluster, seconds=8) as streams:
-        cluster.redeploy(version(model, least=1, most=1, drain_s=90))
+        cluster.redeploy(version(model, least=1, most=1, drain_s=90, policy="round_robin"))
         victim, seen_at = streams.until_one_goes()
         newcomers = [by_grpc(cluster, number) for number in range(2)]
         asked = streams.end()
@@ -141,9 +142,9 @@ def test_streams_on_what_goes_end_whole_and_nothing_of_it_stays(cluster: DrillCl
 
 
 def test_a_stream_longer_than_the_limit_is_told_so(cluster: DrillCluster, model: Path) -> None:
-    cluster.redeploy(version(model, least=2, most=2, replicas=2, drain_s=2))
+    cluster.redeploy(version(model, least=2, most=2, replicas=2, drain_s=2, policy="round_robin"))
     with Streams(cluster, seconds=12) as streams:
-        cluster.redeploy(version(model, least=1, most=1, drain_s=2))
+        cluster.redeploy(version(model, least=1, most=1, drain_s=2, policy="round_robin"))
         victim, _ = streams.until_one_goes()
         eventually(lambda: not left_of(cluster, victim), "what it held has left the index", 60)
         asked = streams.end()

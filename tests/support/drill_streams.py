@@ -21,6 +21,7 @@ class Streams:
         self._numbers = count()
         self._rates: dict[str, list[float]] = {one: [] for one in self._before}
         eventually(self._measured, "each worker has shown what it can, so that neither looks slow", WAIT_S)
+        eventually(lambda: not any(self._running()), "heartbeats tell that all of it is over", WAIT_S)
         self.tokens = min(int(seconds * max(max(rates) for rates in self._rates.values())), 40_000)
         self._pool = ThreadPoolExecutor(7)
         self._answers: list[Future[Asked]] = []
