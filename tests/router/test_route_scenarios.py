@@ -82,14 +82,13 @@ def test_a_burst_with_one_new_prefix_is_prefilled_on_two_workers_at_most() -> No
 def test_a_prefix_is_left_where_its_holder_has_no_seat_for_longer_than_the_prefix_takes() -> None:
     """4 seats each and answers of 8 s: the holder would be full for good, and its neighbour without work."""
     fleet = RoutingFleet(workers=2, rate=RATE, seats=4)
-    jobs: list[Job] = []
     for number in range(40):
-        fleet.at(1.2 * number, lambda n=number: jobs.append(fleet.send(f"{n}", prompt(n, 8), decode_s=8.0)))
+        fleet.at(1.2 * number, partial(fleet.send, f"{number}", prompt(number, 8), decode_s=8.0))
     fleet.beat_until(80)
     fleet.run()
-    shares = Counter(job.worker.worker_id for job in jobs)
+    shares = Counter(job.worker.worker_id for job in fleet.jobs)
     assert min(shares.values()) >= 15, shares
-    waited = [job.waited_s for job in jobs[6:]]  # at first nobody knows how long answers are
+    waited = [job.waited_s for job in fleet.jobs[6:]]  # at first nobody knows how long answers are
     assert max(waited) <= 3.0
     assert sum(seconds > 0.1 for seconds in waited) <= 6, "7 of 8 seats are busy on average: nearly all find one"
 
