@@ -31,6 +31,7 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from router.own_work import SEATS
 from router.scoring import Candidate, Score
 
 
@@ -41,7 +42,7 @@ class TtftParameters:
     others: float = 1.0
     eviction: float = 0.3
     token_budget: int = 2048
-    max_num_seqs: int = 64
+    max_num_seqs: int = SEATS
 
 
 class EstimatedTtft:

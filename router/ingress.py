@@ -37,6 +37,7 @@ from cluster.telemetry import configure_logging
 from cluster.tokenizer import Tokenizer
 from router import exclusive_port, process_services, routing_state
 from router.attempts import Attempts
+from router.estimated_ttft import TtftParameters
 from router.front_door import FrontDoor
 from router.grpc_api import GrpcApi
 from router.http_api import Services, build_http_app
@@ -114,8 +115,7 @@ class Ingress:
             default_rate=router.default_prefill_tokens_per_s,
             near_tie=router.near_tie,
             rng=random.Random(),
-            token_budget=self._config.engine.token_budget,
-            max_num_seqs=seats,
+            parameters=TtftParameters(token_budget=self._config.engine.token_budget, max_num_seqs=seats),
         )
         return RoutingState(
             router_id=uuid.uuid4().hex,

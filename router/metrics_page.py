@@ -14,14 +14,15 @@ from collections.abc import Iterable, Sequence
 
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4 as CONTENT_TYPE  # what generate_latest writes
 from prometheus_client.registry import Collector
 
-from cluster.core.metric_reading import MetricKind
+from cluster.core.metric_reading import MetricKind, MetricReading
 from cluster.core.replica_metrics import replica_readings
 from router.generation import ReplicaStatus
 from router.readiness import READY, Readiness
 
-CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+__all__ = ["CONTENT_TYPE", "metrics_page"]
 
 _LABELS = ("model_name", "replica")
 _Family = GaugeMetricFamily | CounterMetricFamily
@@ -42,19 +43,18 @@ class _Page(Collector):
         words = list(self._readiness.replicas.values())
         yield GaugeMetricFamily("kvray_ready", "1 if a request would be served now", float(self._readiness.ready))
         yield GaugeMetricFamily("kvray_replicas", "Replicas that Serve or the index knows", len(words))
-        yield GaugeMetricFamily(
-            "kvray_replicas_ready", "Of them, those that serve", sum(word == READY for word in words)
-        )
+        yield GaugeMetricFamily("kvray_replicas_ready", "Of them, those that serve", words.count(READY))
         families: dict[str, _Family] = {}
         for replica in self._replicas:
             labels = (replica.info.model, replica.info.worker_id)
-            for reading in replica_readings(replica.load):
-                kind = GaugeMetricFamily if reading.kind is MetricKind.GAUGE else CounterMetricFamily
-                family = families.setdefault(reading.name, kind(reading.name, reading.help, labels=_LABELS))
-                family.add_metric(labels, reading.value)
-            chunks = families.setdefault(
-                "kvray_index_chunks",
-                GaugeMetricFamily("kvray_index_chunks", "Chunks that the index credits to the replica", labels=_LABELS),
-            )
-            chunks.add_metric(labels, replica.indexed_chunks)
+            for reading in (*replica_readings(replica.load), _chunks(replica)):
+                if reading.name not in families:
+                    kind = GaugeMetricFamily if reading.kind is MetricKind.GAUGE else CounterMetricFamily
+                    families[reading.name] = kind(reading.name, reading.help, labels=_LABELS)
+                families[reading.name].add_metric(labels, reading.value)
         yield from families.values()
+
+
+def _chunks(replica: ReplicaStatus) -> MetricReading:
+    help = "Chunks that the index credits to the replica"
+    return MetricReading("kvray_index_chunks", replica.indexed_chunks, MetricKind.GAUGE, help)

@@ -19,12 +19,9 @@ def create_policy(
     default_rate: float,
     near_tie: float,
     rng: random.Random,
-    token_budget: int = 2048,
-    max_num_seqs: int = 64,
+    parameters: TtftParameters | None = None,
 ) -> Policy:
-    """token_budget: of a step of the engines.  max_num_seqs: their seats."""
     if name == "estimated_ttft":
-        parameters = TtftParameters(token_budget=token_budget, max_num_seqs=max_num_seqs)
         return EstimatedTtft(default_rate, near_tie, rng, parameters)
     if name == "least_uncached":
         return LeastUncached(rng)

@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from cluster.core.errors import KvrayError
 from cluster.metric_tools import MetricTools, NoMetrics
 from router.generation import GenerationEvent
-from router.status import describe
+from router.status import INTERNAL, describe
 
 # vLLM's own, so that its dashboards' quantiles look alike
 _TTFT_S = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0)
@@ -92,4 +92,4 @@ class RequestMetrics:
 
 
 def _code(error: Exception) -> str:
-    return describe(error).code if isinstance(error, KvrayError) else "internal"
+    return describe(error).code if isinstance(error, KvrayError) else INTERNAL.code  # logged where it is answered

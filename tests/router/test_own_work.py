@@ -88,3 +88,16 @@ def test_what_decodes_for_longer_than_others_did_is_believed() -> None:
     assert work.look(A, 0, now=20.0).decode_s == 6.0, "b for 6 s so far"
     work.release("b", now=20.0)
     assert work.look(A, 0, now=20.0) == NO_WORK
+
+
+def test_a_wait_for_a_seat_does_not_make_a_replica_slow() -> None:
+    work = OwnWork(seats=1)
+    for number, at in ((0, 0.0), (1, 0.1)):
+        work.book(f"r{number}", A, 0.1, 1000, 0, at)
+    work.answered("r0", 0.1, 0)
+    assert work.pace(A, 50.0) == 1.0, "r1 waits for the seat of r0, however long"
+    assert work.look(A, 0, 50.0).ahead_s == 0.1
+    work.release("r0", 60.0)
+    assert work.look(A, 0, 60.05).ahead_s == pytest.approx(0.05)
+    work.answered("r1", 60.1, 0)
+    assert work.pace(A, 60.1) == 1.0

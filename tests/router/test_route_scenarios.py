@@ -6,14 +6,12 @@ import random
 from collections import Counter
 from functools import partial
 
-import pytest
 from fake_routing import CHUNK, A, B, C, RoutingWorld, chunks, hint
 from routing_fleet import Job, RoutingFleet
 
 from cluster.config import RouterConfig
 from cluster.core.replica import WorkerId
 from cluster.index.speculative import LINGER_S
-from router.own_work import OwnWork
 from router.policies import create_policy
 from router.route_ledger import NO_LOAD
 
@@ -91,19 +89,6 @@ def test_a_prefix_is_left_where_its_holder_has_no_seat_for_longer_than_the_prefi
     waited = [job.waited_s for job in fleet.jobs[6:]]  # at first nobody knows how long answers are
     assert max(waited) <= 3.0
     assert sum(seconds > 0.1 for seconds in waited) <= 6, "7 of 8 seats are busy on average: nearly all find one"
-
-
-def test_a_wait_for_a_seat_does_not_make_a_replica_slow() -> None:
-    work = OwnWork(seats=1)
-    for number, at in ((0, 0.0), (1, 0.1)):
-        work.book(f"r{number}", A, 0.1, 1000, 0, at)
-    work.answered("r0", 0.1, 0)
-    assert work.pace(A, 50.0) == 1.0, "r1 waits for the seat of r0, however long"
-    assert work.look(A, 0, 50.0).ahead_s == 0.1
-    work.release("r0", 60.0)
-    assert work.look(A, 0, 60.05).ahead_s == pytest.approx(0.05)
-    work.answered("r1", 60.1, 0)
-    assert work.pace(A, 60.1) == 1.0
 
 
 def test_a_prefix_that_is_never_confirmed_stops_to_attract() -> None:

@@ -18,6 +18,7 @@ from fake_routing import CHUNK, RoutingWorld, hint_of
 from cluster.config import RouterConfig
 from cluster.core.hashing import ChunkHash
 from cluster.core.replica import WorkerId
+from router.estimated_ttft import TtftParameters
 from router.policies import create_policy
 from router.routing_state import RouteHint
 
@@ -86,7 +87,7 @@ class RoutingFleet:
                     default_rate=rate,
                     near_tie=config.near_tie,
                     rng=random.Random(seed * 100 + n),
-                    max_num_seqs=seats,
+                    parameters=TtftParameters(max_num_seqs=seats),
                 ),
                 lambda: self.now,
                 seats=seats,
