@@ -25,6 +25,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from benchmarks.paired_changes import told
 from cluster.config import AutoscalingConfig
 from cluster.core.hashing import ChunkHash
 from cluster.simulate.daily_load import daily_load
@@ -65,14 +66,15 @@ def print_comparison(rows: Sequence[dict[str, Any]], theirs: str) -> None:
             for name in ("kvray", theirs)
         }
         pairs = list(zip(days["kvray"], days[theirs], strict=True))
-        changes = [spread([ours[what] / other[what] - 1 for ours, other in pairs]) for what in ("hours", "p90")]
+        hours, p90 = (
+            told_with_range([ours[what] / other[what] - 1 for ours, other in pairs]) for what in ("hours", "p90")
+        )
         turns = [statistics.fmean(row["turns"] for row in found) for found in days.values()]
-        print(f"| {start_s:.0f} s | {len(pairs)} | {changes[0]} | {changes[1]} | {turns[0]:.1f}, {turns[1]:.1f} |")
+        print(f"| {start_s:.0f} s | {len(pairs)} | {hours} | {p90} | {turns[0]:.1f}, {turns[1]:.1f} |")
 
 
-def spread(changes: Sequence[float]) -> str:
-    noise = f" ± {statistics.stdev(changes):.1%}" if len(changes) > 1 else ""
-    return f"{statistics.fmean(changes):+.1%}{noise} ({min(changes):+.1%} to {max(changes):+.1%})"
+def told_with_range(changes: Sequence[float]) -> str:
+    return f"{told(changes)} ({min(changes):+.1%} to {max(changes):+.1%})"
 
 
 def scalers(

@@ -10,12 +10,12 @@ Invariants: comparisons are made seed by seed (the same requests), then averaged
 from __future__ import annotations
 
 import json
-import statistics
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from benchmarks.paired_changes import told
 from cluster.simulate.policy_lineup import BASELINE, LINEUP, OURS
 
 Row = dict[str, Any]
@@ -34,9 +34,7 @@ def cells_of(rows: Sequence[Row], trace: str) -> dict[Key, Cell]:
 def against(cell: Cell, other: str, what: str) -> str:
     """Ours over the other's, less one, over the seeds that both ran."""
     pairs = zip(cell[OURS]["by_seed"][what], cell[other]["by_seed"][what], strict=False)
-    changes = [ours / theirs - 1 for ours, theirs in pairs]
-    noise = f" ± {statistics.stdev(changes):.1%}" if len(changes) > 1 else ""
-    return f"{statistics.fmean(changes):+.1%}{noise}"
+    return told([ours / theirs - 1 for ours, theirs in pairs])
 
 
 def best_other(cell: Cell, what: str) -> str:

@@ -22,16 +22,15 @@ import redis
 import tiny_models
 from drill_cluster import DrillCluster
 from drill_load import Asked, DrillLoad, ask, prompt_ids
+from drill_questions import KEYS
+from drill_questions import rows as status_rows
 from patience import eventually
 from port_stranger import PortStranger
 
 from cluster.config import ClusterConfig, EngineConfig
 from cluster.core.replica import WorkerId
 from cluster.core.sampling import SamplingParams
-from cluster.index.keys import IndexKeys
 from cluster.offline import OfflineEngine
-from cluster.rpc import inference_pb2 as pb
-from cluster.rpc import inference_pb2_grpc as rpc
 
 pytestmark = [pytest.mark.cluster, pytest.mark.redis, pytest.mark.timeout(240)]
 
@@ -40,7 +39,6 @@ WORKERS = (
     3  # replaced one by one: for a while there is one of the new version, and one of the old one that is not leaving
 )
 PROMPTS, PROMPT_TOKENS, TOKENS = 6, 192, 128
-KEYS = IndexKeys(prefix="kvray", model="tiny")
 
 
 def version(model: Path, chunk_tokens: int) -> ClusterConfig:
@@ -137,7 +135,7 @@ def test_an_update_under_load(two_doors: DrillCluster, old_model: Path, new_mode
     print(f"both versions answered for {together_s:.1f} s")  # how long is the machine's to say
     for many in by_version.values():
         assert max(one.cached_tokens for one in many) >= PROMPT_TOKENS // 2, "each version reuses its own"
-    rows = {row.worker_id: row for row in status_of(two_doors).replicas}
+    rows = {row.worker_id: row for row in status_rows(two_doors)}
     assert {(worker_id, row.chunk_tokens) for worker_id, row in rows.items()} == {(worker, 32) for worker in after}
     assert all(rows[worker_id].indexed_chunks > 0 for worker_id in new)
     assert len({one.router for one in asked}) == 4, "two front doors of each version"
@@ -185,9 +183,3 @@ def all_registered(cluster: DrillCluster, without: set[str]) -> set[str]:
     found = registered(cluster)
     assert len(found) == WORKERS
     return found
-
-
-def status_of(cluster: DrillCluster) -> pb.StatusResponse:
-    with grpc.insecure_channel(cluster.grpc_address) as channel:
-        reply: pb.StatusResponse = rpc.CacheStub(channel).Status(pb.StatusRequest(), timeout=20)
-    return reply

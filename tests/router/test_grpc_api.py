@@ -11,10 +11,11 @@ from typing import Any
 import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
+from replica_infos import replica_info
 
 from cluster.core import errors
 from cluster.core.constraint import Constraint
-from cluster.core.replica import Epoch, ReplicaInfo, ReplicaLoad, WorkerId
+from cluster.core.replica import Epoch, ReplicaLoad, WorkerId
 from cluster.core.request import FinishReason
 from cluster.rpc import inference_pb2 as pb
 from cluster.rpc import inference_pb2_grpc as pb_grpc
@@ -364,16 +365,7 @@ async def test_abandoned_stream_closes_the_generator() -> None:
 
 
 async def test_status() -> None:
-    info = ReplicaInfo(
-        worker_id=WorkerId("w1"),
-        route_digest="",
-        kv_fingerprint="",
-        block_size=16,
-        chunk_tokens=64,
-        num_blocks=10,
-        max_model_len=128,
-        model="demo",
-    )
+    info = replica_info("w1", num_blocks=10, max_model_len=128, model="demo")
     load = ReplicaLoad(waiting=1, running=2, uncached_tokens={"a": 3, "b": 4}, free_blocks=5, cached_blocks=3)
     async with World().serving() as world:
         world.status.rows = [ReplicaStatus(info=info, epoch=Epoch(2**50), load=load, indexed_chunks=9)]

@@ -14,10 +14,11 @@ import openai
 import pytest
 import uvicorn
 from prometheus_client.parser import text_string_to_metric_families
+from replica_infos import replica_info
 from starlette.testclient import TestClient
 
 from cluster.core import errors
-from cluster.core.replica import Epoch, ReplicaInfo, ReplicaLoad, WorkerId
+from cluster.core.replica import Epoch, ReplicaLoad, WorkerId
 from cluster.core.request import FinishReason
 from cluster.index.known import FollowerState
 from router.generation import GenerationCall, GenerationEvent, LogprobEntry, ReplicaStatus, Usage
@@ -377,16 +378,7 @@ def test_alive_and_ready_are_two_questions(world: World) -> None:
 
 def test_the_fleet_for_prometheus(world: World) -> None:
     for name, running, hits in (("w1", 2, 300), ("w2", 0, 0)):
-        info = ReplicaInfo(
-            worker_id=WorkerId(name),
-            route_digest="",
-            kv_fingerprint="",
-            block_size=16,
-            chunk_tokens=64,
-            num_blocks=100,
-            max_model_len=2048,
-            model="demo",
-        )
+        info = replica_info(name, model="demo")
         load = ReplicaLoad(running=running, in_use_blocks=25, total_blocks=100, query_tokens=1000, hit_tokens=hits)
         world.status.known.append(ReplicaStatus(info=info, epoch=Epoch(1), load=load, indexed_chunks=7))
     reply = world.http.get("/metrics")

@@ -8,6 +8,7 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 
 import pytest
+from replica_infos import replica_info
 
 from cluster.config import IndexConfig
 from cluster.core.events import CacheEvent, CacheEventKind
@@ -18,16 +19,7 @@ from worker.cache_reporter import CacheReporter
 
 A = WorkerId("a")
 CLEARED = CacheEvent(CacheEventKind.CLEARED)
-INFO = ReplicaInfo(
-    worker_id=A,
-    route_digest="d",
-    kv_fingerprint="f",
-    block_size=16,
-    chunk_tokens=64,
-    num_blocks=8,
-    max_model_len=512,
-    model="m",
-)
+INFO = replica_info("a")
 
 
 def chunks(count: int, start: int = 0) -> list[ChunkHash]:

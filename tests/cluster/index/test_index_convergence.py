@@ -14,12 +14,13 @@ from fake_index_store import FakeStore, StoreState
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+from replica_infos import replica_info
 from virtual_loop import VirtualLoop
 
 from cluster.config import IndexConfig
 from cluster.core.events import CacheEvent, CacheEventKind
 from cluster.core.hashing import ChunkHash
-from cluster.core.replica import Epoch, ReplicaInfo, WorkerId
+from cluster.core.replica import Epoch, WorkerId
 from cluster.index.base import IndexEntry, StreamEntry
 from cluster.index.follower import FollowerState, IndexFollower
 from cluster.index.memory import MemoryIndex
@@ -34,19 +35,6 @@ Change = tuple[WorkerId, tuple[ChunkHash, ...], tuple[ChunkHash, ...], int, floa
 workers = st.sampled_from(NAMES)
 chunk_sets = st.lists(st.sampled_from(CHUNKS), min_size=1, max_size=5, unique=True).map(tuple)
 moments = st.sampled_from([0.0, 0.01, 0.06, 0.3, 1.0, 2.5, 4.0])
-
-
-def info_of(worker_id: WorkerId) -> ReplicaInfo:
-    return ReplicaInfo(
-        worker_id=worker_id,
-        route_digest="d",
-        kv_fingerprint="f",
-        block_size=16,
-        chunk_tokens=64,
-        num_blocks=8,
-        max_model_len=512,
-        model="m",
-    )
 
 
 class Router:
@@ -251,7 +239,7 @@ class IndexWorld(RuleBasedStateMachine):
         self.run_for(router.follower.start())
 
     def _start(self, worker_id: WorkerId) -> None:
-        reporter = CacheReporter(self.store, info_of(worker_id), CONFIG, self.loop.time, max_pending_chunks=8)
+        reporter = CacheReporter(self.store, replica_info(worker_id), CONFIG, self.loop.time, max_pending_chunks=8)
         self.reporters[worker_id] = reporter
         reporter.record([CacheEvent(CacheEventKind.STORED, tuple(CHUNKS[:3]))])
         self.run_for(reporter.start())

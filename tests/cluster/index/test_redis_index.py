@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from redis.asyncio import Redis
+from replica_infos import replica_info
 
 from cluster.config import IndexConfig
 from cluster.core.events import CacheEvent, CacheEventKind
@@ -165,16 +166,7 @@ def test_a_mutated_entry_with_a_right_checksum_raises_nothing_else(
 def test_mutated_registrations_and_heartbeats_raise_nothing_else(
     mutations: list[tuple[str, float, int]], load: int
 ) -> None:
-    info = ReplicaInfo(
-        worker_id=A,
-        route_digest="d",
-        kv_fingerprint="f",
-        block_size=16,
-        chunk_tokens=64,
-        num_blocks=8,
-        max_model_len=512,
-        model="m",
-    )
+    info = replica_info("a")
     beat = encode_heartbeat(Epoch(2**50), ReplicaLoad(waiting=load, uncached_tokens={"r": load}, step_time_s=0.5))
     for payload, decode in ((encode_info(info), decode_info), (beat, decode_heartbeat)):
         try:
