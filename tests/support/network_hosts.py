@@ -1,6 +1,8 @@
 """Hosts on one machine: network namespaces with addresses of their own, joined by a bridge that leads nowhere else.
 
-Each host has all ports to itself, so the same services run on every one of them, as on real machines. Needs root.
+Each host has all ports to itself, so the same services run on every one of them, as on real machines. Nothing but the
+first host runs on the first core: load on the others cannot starve it, as it could not if they were machines. (Niceness
+would not do: Linux weighs it within a session only, and each process of Ray begins one.) Needs root.
 """
 
 from __future__ import annotations
@@ -9,7 +11,7 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 
@@ -23,7 +25,7 @@ def why_not() -> str | None:
     """Why there can be no such hosts here; None when there can."""
     if os.geteuid() != 0:
         return "network namespaces need root"
-    if shutil.which("ip") is None or shutil.which("nsenter") is None:
+    if any(shutil.which(tool) is None for tool in ("ip", "nsenter", "taskset")):
         return "network namespaces need iproute2 and util-linux"
     tried = subprocess.run(
         ["unshare", "--net", "ip", "link", "add", "probe0", "type", "bridge"], capture_output=True, text=True
@@ -32,11 +34,12 @@ def why_not() -> str | None:
 
 
 class NetworkHost:
-    """One namespace. What is kept in it is its own affair; the namespace lasts as long as this object."""
+    """One namespace, on `cores`. What is kept in it is its own affair; it lasts as long as this object."""
 
-    def __init__(self, number: int, folder: Path) -> None:
+    def __init__(self, number: int, folder: Path, cores: Collection[int]) -> None:
         self.address = f"{_NETWORK}.{number}"
         self.folder = folder
+        self._cores = ",".join(map(str, sorted(cores)))
         folder.mkdir(parents=True, exist_ok=True)
         self._holder = Kept(_SLEEP, log=folder / "holder.log", inside=("unshare", "--net"))
         self.run("ip", "link", "set", "lo", "up")
@@ -44,7 +47,7 @@ class NetworkHost:
     @property
     def inside(self) -> tuple[str, ...]:
         """The command in front that brings another one here."""
-        return ("nsenter", f"--net=/proc/{self._holder.pid}/ns/net")
+        return ("taskset", "--cpu-list", self._cores, "nsenter", f"--net=/proc/{self._holder.pid}/ns/net")
 
     @property
     def pid(self) -> int:
@@ -65,6 +68,7 @@ class HostNetwork:
 
     def __init__(self, folder: Path, hosts: int) -> None:
         self._members: list[NetworkHost] = []
+        self._cores = sorted(os.sched_getaffinity(0))
         try:
             self.switch = self._member(254, folder / "switch")
             self.switch.run("ip", "link", "add", "br0", "type", "bridge")
@@ -88,7 +92,8 @@ class HostNetwork:
             member.close()
 
     def _member(self, number: int, folder: Path) -> NetworkHost:
-        member = NetworkHost(number, folder)
+        cores = self._cores if number == 1 else self._cores[1:] or self._cores
+        member = NetworkHost(number, folder, cores)
         self._members.append(member)
         return member
 
