@@ -93,7 +93,7 @@ def test_greedy_answers_are_those_of_transformers(
     stub = cluster.stub()
     with ThreadPoolExecutor(2) as pair, ThreadPoolExecutor(8) as pool:
         cold = list(pair.map(lambda case: ask(stub, case[0]), cases))
-        warm = list(pair.map(lambda case: ask(stub, case[0]), cases))
+        warm = [ask(stub, prompt) for prompt, _ in cases]  # one by one: a holder that is busy may rightly lose one
         batch = list(pool.map(lambda case: ask(stub, case[0]), cases))
     near_ties = 0
     oracle = None
