@@ -100,7 +100,7 @@ def tells_apart(steps: Sequence[CalibrationStep]) -> bool:
 
 def calibrate(times: Mapping[StepShape, Sequence[float]]) -> Calibration:
     """`times`: what each shape took, in seconds, as often as it ran. Of each the median counts, so stalls do not."""
-    fit = StepTimeFit(half_life=math.inf)
+    fit = StepTimeFit(half_life=math.inf, context_share=math.inf)
     for shape, seconds in times.items():
         fit.observe(shape, statistics.median(seconds))
     model = fit.model()

@@ -22,10 +22,13 @@ from cluster.core.non_negative import solve_non_negative
 
 _MIN_STEPS = 16  # of a kind (prefill, decode) before a prediction is trusted to judge a step of it
 _MIN_SHAPES = 4
+_MIN_PREFILLS = 8  # before anything is said of what a prefill costs
 _REFIT_EVERY = 64
 _MAX_WEIGHT = 1e100
 _SHORTEST_S = 1e-12
 _RIDGE = (1e-12, 1e-9, 1e-9, 1e-9, 1e-9)
+_CONTEXT_SHARE = 0.1
+_DEVIATIONS_OF_ONE = 1.25  # a standard deviation in mean absolute ones, of the normal distribution
 _WIDEST, _NARROWEST = 1.0, 0.02  # of the band in which a step is believed, relative to its prediction
 _BAND_IN_DEVIATIONS = 4.0
 _DEVIATION_SHARE = 0.05  # of the newest step in the mean deviation
@@ -90,9 +93,13 @@ class StepTimeModel:
 
 
 class StepTimeFit:
-    """Feed it every step. `half_life`: after so many further steps a step counts half."""
+    """Feed it every step. `half_life`: after so many further steps a step counts half.
 
-    def __init__(self, half_life: float = 2000.0) -> None:
+    `context_share`: how much of a step's time is for its context, give or take, before the steps tell more; infinite
+    where they are chosen to tell."""
+
+    def __init__(self, half_life: float = 2000.0, context_share: float = _CONTEXT_SHARE) -> None:
+        self._context_share = context_share
         self._growth = 2.0 ** (1.0 / half_life)  # newer steps weigh more, instead of older ones less: nothing to scan
         self._weight = 1.0
         self._sums = [[0.0] * 5 for _ in range(5)]  # lower triangle
@@ -129,8 +136,8 @@ class StepTimeFit:
         self._count(shape)
 
     def model(self) -> StepTimeModel | None:
-        """None until some steps of several shapes were seen."""
-        if self._steps < _MIN_STEPS or len(self._shapes) < _MIN_SHAPES:
+        """None until some steps of several shapes were seen, and enough with prefill if there are any."""
+        if self._steps < _MIN_STEPS or len(self._shapes) < _MIN_SHAPES or 0 < self._prefills < _MIN_PREFILLS:
             return None
         if self._fitted_at != self._steps:
             self._refit()
@@ -166,13 +173,17 @@ class StepTimeFit:
         """In units in which every feature has the same size, because they differ by a factor of a million.
 
         The ridge pulls towards zero where the steps cannot tell features apart, the slopes before the base: then the
-        whole time counts as the cost of a step, not as one that grows.
+        whole time counts as the cost of a step, not as one that grows. What a context costs is doubted most: of short
+        prompts noise alone would tell, and a long one's estimate has a thousand times as much of it. So there the ridge
+        is that of a Gaussian prior of `context_share`, which weighs less the more steps there were, and the less noisy.
         """
+        noise = (_DEVIATIONS_OF_ONE * self._deviation / self._context_share) ** 2
+        doubt = (0.0, 0.0, noise / max(self._prefills, 1), 0.0, noise / max(self._decodes, 1))
         sums = self._sums
         size = [math.sqrt(sums[i][i]) or 1.0 for i in range(5)]
         matrix = [[sums[max(i, j)][min(i, j)] / (size[i] * size[j]) for j in range(5)] for i in range(5)]
         for i in range(5):
-            matrix[i][i] = 1.0 + _RIDGE[i] if sums[i][i] else 1.0
+            matrix[i][i] = 1.0 + _RIDGE[i] + doubt[i] if sums[i][i] else 1.0
         found = solve_non_negative(matrix, [value / unit for value, unit in zip(self._right, size, strict=True)])
         self._model = StepTimeModel(*(value / unit for value, unit in zip(found, size, strict=True)))
         self._fitted_at = self._steps

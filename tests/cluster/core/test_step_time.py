@@ -103,6 +103,27 @@ def test_nothing_is_said_before_enough_was_seen() -> None:
     assert fit.model() is not None
 
 
+def test_few_prefills_say_nothing_of_what_one_costs() -> None:
+    fit, rng = StepTimeFit(), random.Random(13)
+    for shape in [decode(1, 100 + number) for number in range(100)] + [prefill(30 + number) for number in range(7)]:
+        fit.observe(shape, TRUE.seconds(shape) * (1 + rng.gauss(0, 0.1)))
+    assert fit.model() is None
+    fit.observe(prefill(50), TRUE.seconds(prefill(50)))
+    assert fit.model() is not None
+
+
+def test_noise_on_short_prompts_does_not_say_what_a_long_one_costs() -> None:
+    """Which of two replicas is slower would be a matter of chance, and the dearer one would not be tried again."""
+    truth = StepTimeModel(0.03, 3.5e-3, 3.6e-6, 4e-3, 1e-6)  # of a small model on a CPU
+    for seed in range(40):
+        fit, rng = StepTimeFit(), random.Random(seed)
+        for _ in range(16):
+            tokens = rng.choice([64, 65, 80, 100, 128])
+            for shape in [prefill(tokens), *(decode(1, tokens + number) for number in range(8))]:
+                fit.observe(shape, truth.seconds(shape) * math.exp(rng.gauss(0, 0.15)))
+        assert 0.5 < fitted(fit).seconds(prefill(900)) / truth.seconds(prefill(900)) < 2, seed
+
+
 def test_what_cannot_be_is_ignored() -> None:
     fit = StepTimeFit()
     for seconds in (0.0, -1.0, math.inf, math.nan):
