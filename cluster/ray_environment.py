@@ -9,11 +9,15 @@ Invariants: a variable that the user has set is kept.
 from __future__ import annotations
 
 import os
+import random
 import socket
 import sys
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 _NOTICE_S, _CLUSTER_NOTICE_S = 2.0, 10.0  # until a front door that stops gets no more requests
+# Above those of Ray's workers, below Serve's own, and below 32,768, from which on Linux takes outgoing connections'.
+_PORTS = range(20_000, 30_000)
 REDIS_URL_VARIABLE = "KVRAY_REDIS_URL"
 
 
@@ -99,12 +103,16 @@ def apply_environment(variables: dict[str, str]) -> None:
 
 
 def free_ports(count: int) -> list[int]:
-    """Ports that are free on 127.0.0.1 now; distinct."""
-    sockets = [socket.socket() for _ in range(count)]
-    try:
-        for sock in sockets:
-            sock.bind(("127.0.0.1", 0))
-        return [sock.getsockname()[1] for sock in sockets]
-    finally:
-        for sock in sockets:
-            sock.close()
+    """Distinct ports of this machine that nobody has now, of those that no outgoing connection takes in the meantime.
+
+    OSError if there are not so many."""
+    with ExitStack() as stack:
+        found: list[int] = []
+        for port in random.SystemRandom().sample(_PORTS, len(_PORTS)):
+            sock = stack.enter_context(socket.socket())
+            with suppress(OSError):
+                sock.bind(("", port))
+                found.append(port)
+            if len(found) == count:
+                return found
+    raise OSError(f"no {count} free ports from {_PORTS.start} to {_PORTS.stop - 1}")
