@@ -18,10 +18,10 @@ from rich.console import Console
 
 from cluster.config import ClusterConfig, EngineConfig, ServeConfig
 from cluster.core.errors import KvrayError
+from cluster.free_ports import free_ports
 from cluster.launcher import LocalCluster
 from cluster.misses_table import reuse_line, route_lines
 from cluster.progress import resolve_with_progress
-from cluster.ray_environment import free_ports
 from cluster.rpc import inference_pb2, inference_pb2_grpc
 from cluster.serve_command import with_threads
 

@@ -1,4 +1,4 @@
-"""The environment variables every Ray process of kvray needs, and the ports and folders of HAProxy.
+"""The environment variables every Ray process of kvray needs, and the folders of HAProxy.
 
 Owns: these variables and why each is set: `serve_flags` for every cluster, `cluster_environment` for one of several
 machines (`ray up`, Kubernetes), `ray_environment` for `kvray serve` on one; and the variable with Redis's address.
@@ -9,15 +9,12 @@ Invariants: a variable that the user has set is kept.
 from __future__ import annotations
 
 import os
-import random
-import socket
 import sys
-from contextlib import ExitStack, suppress
 from pathlib import Path
 
+from cluster.free_ports import free_ports
+
 _NOTICE_S, _CLUSTER_NOTICE_S = 2.0, 10.0  # until a front door that stops gets no more requests
-# Above those of Ray's workers, below Serve's own, and below 32,768, from which on Linux takes outgoing connections'.
-_PORTS = range(20_000, 30_000)
 REDIS_URL_VARIABLE = "KVRAY_REDIS_URL"
 
 
@@ -100,19 +97,3 @@ def put_redis_url(url: str) -> None:
 def apply_environment(variables: dict[str, str]) -> None:
     for name, value in variables.items():
         os.environ.setdefault(name, value)
-
-
-def free_ports(count: int) -> list[int]:
-    """Distinct ports of this machine that nobody has now, of those that no outgoing connection takes in the meantime.
-
-    OSError if there are not so many."""
-    with ExitStack() as stack:
-        found: list[int] = []
-        for port in random.SystemRandom().sample(_PORTS, len(_PORTS)):
-            sock = stack.enter_context(socket.socket())
-            with suppress(OSError):
-                sock.bind(("", port))
-                found.append(port)
-            if len(found) == count:
-                return found
-    raise OSError(f"no {count} free ports from {_PORTS.start} to {_PORTS.stop - 1}")

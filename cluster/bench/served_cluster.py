@@ -20,7 +20,7 @@ from contextlib import suppress
 import aiohttp
 
 from cluster.core.errors import ConfigError
-from cluster.ray_environment import free_ports
+from cluster.free_ports import free_ports
 
 _STOP_S = 90.0
 _POLL_S = 0.1

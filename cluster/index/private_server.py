@@ -23,6 +23,7 @@ from pathlib import Path
 from types import TracebackType
 
 from cluster.core.errors import ConfigError
+from cluster.free_ports import free_ports
 
 logger = logging.getLogger(__name__)
 
@@ -103,7 +104,7 @@ class PrivateRedis:
         program = self._program or find_server()
         last_words = ""
         for _ in range(_ATTEMPTS if self._wanted_port is None else 1):
-            port = self._wanted_port or _free_port()
+            port = self._wanted_port or free_ports(1)[0]
             last_words = self._try_start(program, port)
             if self._process is not None:
                 logger.info("private Redis server: %s on port %d, pid %d", program.name, port, self._process.pid)
@@ -170,13 +171,6 @@ def _command(program: Path, port: int, directory: Path) -> list[str]:
     network = ["--bind", _HOST, "--port", str(port), "--protected-mode", "yes"]
     storage = ["--save", "", "--appendonly", "no", "--dir", str(directory)]
     return [*launcher, str(program), *network, *storage, "--daemonize", "no"]
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind((_HOST, 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 def _server_pid(port: int) -> int | None:

@@ -21,7 +21,7 @@ import grpc
 import pytest
 import yaml
 
-from cluster.ray_environment import free_ports
+from cluster.free_ports import free_ports
 from cluster.rpc import inference_pb2 as pb
 from cluster.rpc import inference_pb2_grpc as rpc
 

@@ -13,7 +13,7 @@ import ray
 from ray import serve
 from ray.cluster_utils import Cluster
 
-from cluster.ray_environment import free_ports
+from cluster.free_ports import free_ports
 
 STREAM_ITEMS = 100
 

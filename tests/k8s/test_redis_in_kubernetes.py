@@ -14,9 +14,9 @@ import pytest
 import redis
 from manifests import K8S, Manifests, build, environment_of, find_kubectl
 
+from cluster.free_ports import free_ports
 from cluster.index.private_server import find_server
 from cluster.index.redis_url import parse_redis_url
-from cluster.ray_environment import free_ports
 
 pytestmark = [
     pytest.mark.redis,

@@ -10,7 +10,7 @@ import pytest
 from ray.serve._private import grpc_util
 from ray.serve.config import gRPCOptions
 
-from cluster.ray_environment import free_ports
+from cluster.free_ports import free_ports
 from router import exclusive_port
 
 SERVER = grpc_util.gRPCGenericServer

@@ -19,8 +19,8 @@ from ray_nodes import drill_environment, head_command, start_ray
 from serve_operator import ServeOperator
 
 from cluster.config import ClusterConfig
+from cluster.free_ports import free_ports
 from cluster.index.private_server import PrivateRedis
-from cluster.ray_environment import free_ports
 
 _ADDRESS = "127.0.0.2"  # Ray would rewrite 127.0.0.1 to an address that others can reach
 _HEAD_ID = "fffffffffffffffffffffffffffffffffffffffffffffffffff00000"

@@ -6,7 +6,6 @@ import asyncio
 import json
 import logging
 import shutil
-import socket
 import ssl
 import subprocess
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
@@ -22,6 +21,7 @@ from cluster.config import IndexConfig
 from cluster.core.events import CacheEvent, CacheEventKind
 from cluster.core.hashing import ChunkHash
 from cluster.core.replica import ReplicaInfo, WorkerId
+from cluster.free_ports import free_ports
 from cluster.index.base import IndexUnavailable
 from cluster.index.follower import FollowerState, IndexFollower
 from cluster.index.memory import MemoryIndex
@@ -197,13 +197,6 @@ async def test_tls_checks_the_certificate(
 # --- Sentinels --------------------------------------------------------------------------------------------------
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
-
-
 @pytest.fixture
 def sentinel(server_program: Path, tmp_path: Path) -> Iterator[tuple[PrivateRedis, PrivateRedis, int]]:
     """A master, its replica, and one Sentinel that alone may decide."""
@@ -212,7 +205,7 @@ def sentinel(server_program: Path, tmp_path: Path) -> Iterator[tuple[PrivateRedi
         replica = stack.enter_context(
             PrivateRedis(program=server_program, arguments=["--replicaof", f"127.0.0.1 {master.port}"])
         )
-        port = free_port()
+        (port,) = free_ports(1)
         config = tmp_path / "sentinel.conf"
         config.write_text(
             f"port {port}\nbind 127.0.0.1\ndir {tmp_path}\n"
@@ -270,7 +263,7 @@ async def cluster_nodes(server_program: Path, tmp_path: Path) -> AsyncIterator[l
     with ExitStack() as stack:
         options = ["--cluster-enabled", "yes", "--cluster-node-timeout", "2000", "--cluster-port"]
         nodes = [
-            stack.enter_context(PrivateRedis(program=server_program, arguments=[*options, str(free_port())]))
+            stack.enter_context(PrivateRedis(program=server_program, arguments=[*options, str(free_ports(1)[0])]))
             for _ in range(2)
         ]
         clients = [connect(node.url, 2.0) for node in nodes]
